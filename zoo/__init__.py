@@ -1,0 +1,1 @@
+"""A model zoo of adaptive and knowledge-primed attention."""

@@ -1,0 +1,385 @@
+"""The metric of DAMCHA: from a context vector to one bilinear form per head."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.attention.deferred import SharedMetrics
+from zoo.errors import ZooError
+
+OFF_DIAG_MODES = ("mlp", "linear_comb", "bayesian", "separate_B")
+
+
+def check_heads(d_model: int, n_heads: int) -> None:
+    """Raise ZooError unless ``d_model`` splits into ``n_heads`` equal slices."""
+    if d_model < 1 or n_heads < 1 or d_model % n_heads:
+        raise ZooError(
+            f"n_heads: got {n_heads} for d_model {d_model}; d_model must be a positive multiple of n_heads, "
+            "so choose a divisor of d_model"
+        )
+
+
+@dataclass
+class PrefixState:
+    """What the causal context needs to remember of the tokens already seen.
+
+    ``total`` (B, D) is the sum over real tokens and ``count`` (B, 1) their number, both in float32 (float64 for
+    float64 inputs). A fresh state holds None until the first tokens arrive.
+    """
+
+    total: Tensor | None = None
+    count: Tensor | None = None
+
+
+def mean_context(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    """Mean over the real tokens: (B, T, D) -> (B, D), zero where a row has none."""
+    wide = x.double() if x.dtype == torch.float64 else x.float()
+    if padding_mask is None:
+        return wide.mean(dim=1).to(x.dtype)
+    real = padding_mask.bool().unsqueeze(-1)  # (B, T, 1)
+    total = wide.masked_fill(~real, 0).sum(dim=1)
+    return (total / real.sum(dim=1).clamp(min=1)).to(x.dtype)
+
+
+def prefix_mean_context(x: Tensor, padding_mask: Tensor | None = None, state: PrefixState | None = None) -> Tensor:
+    """Mean over the real tokens up to and including each position: (B, T, D) -> (B, T, D).
+
+    Sums and counts are kept in float32 (float64 for float64 inputs): a bfloat16 running sum is wrong after a few
+    hundred tokens. A prefix without a real token has context zero. With ``state`` the prefix goes on from the tokens
+    seen before, and the state is brought up to date.
+    """
+    wide = x.double() if x.dtype == torch.float64 else x.float()
+    if padding_mask is None:
+        total = wide.cumsum(dim=1)
+        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=wide.dtype).view(1, -1, 1)
+    else:
+        real = padding_mask.bool().unsqueeze(-1)
+        total = wide.masked_fill(~real, 0).cumsum(dim=1)
+        count = real.to(wide.dtype).cumsum(dim=1)
+    if state is not None:
+        if state.total is not None and state.count is not None:
+            total, count = total + state.total.unsqueeze(1), count + state.count.unsqueeze(1)
+        state.total, state.count = total[:, -1], count[:, -1].expand(x.shape[0], 1)
+    return (total / count.clamp(min=1)).to(x.dtype)
+
+
+class StructuredMLPForM(nn.Module):
+    r"""Generate the cross-head metric :math:`M` from a context, and its block-row sums.
+
+    .. math:: M = f_\theta(c) \in R^{D \times D}, \qquad m_i = \sum_j s_{ij} M_{ij} \in R^{dh \times dh}
+
+    with ``M[i*dh + a, j*dh + b]`` the entry (a, b) of block (i, j), :math:`s_{ii}` = ``diag_scale`` and
+    :math:`s_{ij}` = ``off_diag_scale`` elsewhere. The last affine map of the generator and the sum over j commute, so
+    ``head_metrics`` sums the weights first and never makes a (..., D, D) tensor.
+
+    Args:
+        d_model: model width D.
+        n_heads: number of heads H; divides D. dh = D / H.
+        hidden_dims: widths of the hidden layers, each Linear, GELU, Dropout. Empty: one affine map of the context.
+        dropout: dropout probability in the hidden layers.
+        diag_scale: factor of the diagonal blocks of the finished M.
+        off_diag_scale: factor of the other blocks.
+        off_diag_mode: where off-diagonal blocks come from. ``mlp``: the generator. ``linear_comb``: learned
+            combinations of the diagonal blocks. ``bayesian``: the same with Gaussian coefficients, sampled while
+            training. ``separate_B``: learned matrices that don't depend on the input.
+        off_diag_alpha_init: standard deviation of the coefficients at the start (linear_comb, bayesian).
+        n_layers: number of layers that share this generator; used by ``use_layer_bias``.
+        use_layer_bias: add U diag(s_l) V^T to the M of layer l.
+        layer_bias_rank: rank of that bias.
+        compact_rank: r > 0 generates M = U V^T / sqrt(r) with U, V of shape (D, r); the last layer shrinks from
+            K D^2 to 2 K D r weights.
+        free_M: take the raw output as M, whatever ``off_diag_mode`` says.
+
+    Raises:
+        ZooError: for a value out of range or a combination without meaning.
+
+    Source: DAMCHA, equations (3) and (4), sections 3.3 and 3.4, appendix D.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        hidden_dims: Sequence[int] = (256, 512),
+        dropout: float = 0.1,
+        diag_scale: float = 1.0,
+        off_diag_scale: float = 1.0,
+        off_diag_mode: str = "mlp",
+        off_diag_alpha_init: float = 0.1,
+        n_layers: int = 4,
+        use_layer_bias: bool = False,
+        layer_bias_rank: int = 16,
+        compact_rank: int = 0,
+        free_M: bool = False,
+    ) -> None:
+        super().__init__()
+        check_heads(d_model, n_heads)
+        if off_diag_mode not in OFF_DIAG_MODES:
+            raise ZooError(f"off_diag_mode: got {off_diag_mode!r}; choose one of {', '.join(OFF_DIAG_MODES)}")
+        if any(width < 1 for width in hidden_dims):
+            raise ZooError(f"hidden_dims: got {tuple(hidden_dims)}; every hidden width must be at least 1")
+        if compact_rank < 0:
+            raise ZooError(f"compact_rank: got {compact_rank}; give 0 for full rank or a rank of at least 1")
+        if compact_rank and off_diag_mode != "mlp":
+            raise ZooError(
+                f"compact_rank: got {compact_rank} with off_diag_mode {off_diag_mode!r}; a low-rank M has no block "
+                "rule, so drop one of the two"
+            )
+        if use_layer_bias and (layer_bias_rank < 1 or n_layers < 1):
+            raise ZooError(
+                f"layer_bias_rank: got {layer_bias_rank} for {n_layers} layers; use_layer_bias needs a rank and a "
+                "number of layers of at least 1"
+            )
+        self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
+        self.diag_scale, self.off_diag_scale = diag_scale, off_diag_scale
+        self.off_diag_mode = "mlp" if free_M else off_diag_mode
+        self.n_layers, self.compact_rank = n_layers, compact_rank
+
+        layers: list[nn.Module] = []
+        width = d_model
+        for hidden in hidden_dims:
+            layers += [nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout)]
+            width = hidden
+        self.hidden = nn.Sequential(*layers)
+        self.out = nn.Linear(width, 2 * d_model * compact_rank if compact_rank else d_model * d_model)
+
+        H = n_heads
+        if self.off_diag_mode == "linear_comb":
+            self.alpha = nn.Parameter(torch.randn(H, H, H) * off_diag_alpha_init)
+        elif self.off_diag_mode == "bayesian":
+            self.alpha_mu = nn.Parameter(torch.randn(H, H, H) * off_diag_alpha_init)
+            self.alpha_logvar = nn.Parameter(torch.full((H, H, H), -4.0))
+        elif self.off_diag_mode == "separate_B":
+            self.B = nn.Parameter(torch.randn(H, self.head_dim, d_model) * 0.01)
+
+        self.use_layer_bias = use_layer_bias
+        if use_layer_bias:
+            self.bias_U = nn.Parameter(nn.init.orthogonal_(torch.empty(d_model, layer_bias_rank), gain=0.1))
+            self.bias_V = nn.Parameter(nn.init.orthogonal_(torch.empty(d_model, layer_bias_rank), gain=0.1))
+            spread = 0.1 * (1 + 0.2 * torch.arange(n_layers)).unsqueeze(-1)  # (L, 1)
+            self.bias_scale = nn.Parameter(torch.randn(n_layers, layer_bias_rank) * spread)
+
+        self.last_context: Tensor | None = None  # no buffer: DDP would broadcast it between batches of unequal size
+        self._fused: tuple[list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
+
+    # ------------------------------------------------------------------ the full matrix
+
+    def forward(self, context: Tensor, layer_idx: int = 0) -> Tensor:
+        """The finished metric M: context (..., D) -> (..., D, D), biases and both scales included."""
+        H, dh, D = self.n_heads, self.head_dim, self.d_model
+        raw = self.out(self.hidden(context))
+        lead = raw.shape[:-1]
+        if self.compact_rank:
+            U, V = self._low_rank_factors(raw)
+            full = U @ V.transpose(-1, -2) / math.sqrt(self.compact_rank)
+        else:
+            full = raw.view(*lead, D, D)
+        blocks = full.view(*lead, H, dh, H, dh)
+        if self.off_diag_mode != "mlp":
+            diagonal = blocks.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)  # (..., H, dh, dh)
+            if self.off_diag_mode == "separate_B":
+                others = self.B.view(H, dh, H, dh).expand_as(blocks)
+            else:
+                others = torch.einsum("ijk,...kab->...iajb", self._alpha(), diagonal)
+            keep = torch.eye(H, dtype=torch.bool, device=full.device).view(H, 1, H, 1)
+            blocks = torch.where(keep, diagonal.unsqueeze(-2), others)
+        if self.use_layer_bias:
+            blocks = blocks + self._layer_bias(layer_idx).view(H, dh, H, dh)
+        return (blocks * self._block_scales().view(H, 1, H, 1)).reshape(*lead, D, D)
+
+    def _low_rank_factors(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        U, V = raw.view(*raw.shape[:-1], 2, self.d_model, self.compact_rank).unbind(-3)
+        return U, V
+
+    def _layer_bias(self, layer_idx: int) -> Tensor:
+        if not 0 <= layer_idx < self.n_layers:
+            raise ZooError(
+                f"layer_idx: got {layer_idx}; the generator has biases for {self.n_layers} layers, so it must lie in "
+                f"0..{self.n_layers - 1}"
+            )
+        return (self.bias_U * self.bias_scale[layer_idx]) @ self.bias_V.T  # (D, D)
+
+    def _block_scales(self) -> Tensor:
+        scales = self.out.weight.new_full((self.n_heads, self.n_heads), self.off_diag_scale)
+        return scales.fill_diagonal_(self.diag_scale)
+
+    def _alpha(self) -> Tensor:
+        if self.off_diag_mode == "linear_comb":
+            return self.alpha
+        if not self.training:
+            return self.alpha_mu
+        return self.alpha_mu + torch.exp(self.alpha_logvar / 2) * torch.randn_like(self.alpha_mu)
+
+    # ------------------------------------------------------------------ block-row sums
+
+    def head_metrics(
+        self,
+        x: Tensor,
+        causal: bool = False,
+        padding_mask: Tensor | None = None,
+        layer_idx: int | None = 0,
+        state: PrefixState | None = None,
+    ) -> Tensor:
+        """The metric of every head, generated from the mean of the input.
+
+        Args:
+            x: input (B, T, D).
+            causal: query t's metric comes from the mean of x[:, :t+1] instead of the whole sequence.
+            padding_mask: (B, T), True or non-zero at real tokens; the others don't count.
+            layer_idx: which layer's bias to add (``use_layer_bias``); None adds none.
+            state: where a causal prefix goes on from and is kept (generation with a cache).
+
+        Returns:
+            m (B, H, dh, dh), or (B, T, H, dh, dh) if causal.
+        """
+        m = self._row_sums(self._context(x, causal, padding_mask, state))
+        return m if layer_idx is None else self.add_layer_bias(m, layer_idx)
+
+    def shared_metrics(
+        self, x: Tensor, padding_mask: Tensor | None = None, state: PrefixState | None = None
+    ) -> SharedMetrics | None:
+        """Causal metrics, without layer bias, for several layers to read; the fast road while gradients are on.
+
+        None where there is nothing to gain: gradients off, a low-rank M, or a graph being compiled.
+        """
+        if self.compact_rank or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        hidden = self.hidden(self._context(x, True, padding_mask, state))
+        weight, bias = self._fused_out()
+        return SharedMetrics(hidden, weight, bias, self.n_heads)
+
+    def _context(self, x: Tensor, causal: bool, padding_mask: Tensor | None, state: PrefixState | None) -> Tensor:
+        """What the metrics are generated from, (B, D) or causal (B, T, D); the last of it is kept for pictures."""
+        if causal:
+            context = prefix_mean_context(x, padding_mask, state)
+            self.last_context = context[:, -1].detach()
+        else:
+            context = mean_context(x, padding_mask)
+            self.last_context = context.detach()
+        return context
+
+    def layer_bias_metrics(self, layer_idx: int) -> Tensor | None:
+        """Block-row sums (H, dh, dh) of layer ``layer_idx``'s bias; None without ``use_layer_bias``."""
+        return self._row_sum_of(self._layer_bias(layer_idx)) if self.use_layer_bias else None
+
+    def add_layer_bias(self, m: Tensor, layer_idx: int) -> Tensor:
+        """Metrics (..., H, dh, dh) plus the block-row sums of layer ``layer_idx``'s bias, if there is one."""
+        bias = self.layer_bias_metrics(layer_idx)
+        return m if bias is None else m + bias
+
+    def _row_sums(self, context: Tensor) -> Tensor:
+        """Context (..., D) -> m (..., H, dh, dh), without the layer bias."""
+        H, dh = self.n_heads, self.head_dim
+        hidden = self.hidden(context)
+        if self.compact_rank:
+            raw = self.out(hidden)
+            U, V = (f.view(*raw.shape[:-1], H, dh, -1) for f in self._low_rank_factors(raw))  # (..., H, dh, r)
+            summed = self.off_diag_scale * V.sum(-3, keepdim=True) + (self.diag_scale - self.off_diag_scale) * V
+            return U @ summed.transpose(-1, -2) / math.sqrt(self.compact_rank)
+        weight, bias = self._fused_out()
+        return F.linear(hidden, weight, bias).view(*hidden.shape[:-1], H, dh, dh)
+
+    def _row_sum_of(self, full: Tensor) -> Tensor:
+        """(D, D, *) -> (H, dh, dh, *): block rows summed with their scales."""
+        H, dh = self.n_heads, self.head_dim
+        blocks = full.reshape(H, dh, H, dh, *full.shape[2:])
+        return torch.einsum("ij,iajb...->iab...", self._block_scales().to(full.dtype), blocks)
+
+    def _fuse(self) -> tuple[Tensor, Tensor]:
+        """Weight (H dh dh, K) and bias (H dh dh) of the last map with the sum over block columns taken first."""
+        H, dh, D = self.n_heads, self.head_dim, self.d_model
+        weight, bias = self.out.weight.view(D, D, -1), self.out.bias.view(D, D)
+        if self.off_diag_mode == "mlp":
+            fused_weight, fused_bias = self._row_sum_of(weight), self._row_sum_of(bias)
+        else:
+            weight = weight.view(H, dh, H, dh, -1).diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (H, dh, dh, K)
+            bias = bias.view(H, dh, H, dh).diagonal(dim1=0, dim2=2).movedim(-1, 0)
+            if self.off_diag_mode == "separate_B":
+                off_diagonal = self._block_scales().fill_diagonal_(0)
+                others = torch.einsum("ij,iajb->iab", off_diagonal, self.B.view(H, dh, H, dh))
+                fused_weight, fused_bias = self.diag_scale * weight, self.diag_scale * bias + others
+            else:
+                # m_i = sum_k beta[i, k] * (diagonal block k)
+                eye = torch.eye(H, dtype=weight.dtype, device=weight.device)
+                beta = self.diag_scale * eye + self.off_diag_scale * torch.einsum("ij,ijk->ik", 1 - eye, self._alpha())
+                fused_weight = torch.einsum("ik,kabn->iabn", beta, weight)
+                fused_bias = torch.einsum("ik,kab->iab", beta, bias)
+        return fused_weight.reshape(H * dh * dh, -1), fused_bias.reshape(-1)
+
+    def _fused_out(self) -> tuple[Tensor, Tensor]:
+        """``_fuse()``, kept while gradients are off and none of its sources has been written to.
+
+        The sources' detached views are kept beside the result: they share storage and version counter with the
+        parameters, so neither an in-place update, nor a swapped ``.data``, nor memory used again goes unnoticed.
+        """
+        sampled = self.off_diag_mode == "bayesian" and self.training
+        if torch.is_grad_enabled() or sampled or torch.compiler.is_compiling():
+            self._fused = None
+            return self._fuse()
+        sources = self._fuse_sources()
+        if any(source.is_inference() for source in sources):  # these have no version counter
+            return self._fuse()
+        if self._fused is not None:
+            seen, fused = self._fused
+            if len(seen) == len(sources) and all(
+                old.data_ptr() == new.data_ptr()
+                and old.dtype == new.dtype
+                and old.device == new.device
+                and version == new._version
+                for (old, version), new in zip(seen, sources, strict=True)
+            ):
+                return fused
+        fused = self._fuse()
+        self._fused = [(source.detach(), source._version) for source in sources], fused
+        return fused
+
+    def _fuse_sources(self) -> list[Tensor]:
+        extra = {"linear_comb": "alpha", "bayesian": "alpha_mu", "separate_B": "B"}.get(self.off_diag_mode)
+        return [self.out.weight, self.out.bias] + ([cast(Tensor, getattr(self, extra))] if extra else [])
+
+    def train(self, mode: bool = True) -> "StructuredMLPForM":
+        self._fused = None  # writes through .data leave no trace; a change of mode is where such swaps happen
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "StructuredMLPForM":
+        self._fused = None
+        moved: StructuredMLPForM = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return moved
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fused": None}
+
+    # ------------------------------------------------------------------ looking in, and the loss of bayesian
+
+    @torch.no_grad()
+    def mean_metric(self, layer_idx: int = 0) -> Tensor:
+        """M (D, D) averaged over the contexts of the last batch; a causal batch gives each row's last prefix.
+
+        Raises:
+            ZooError: before the first forward pass.
+        """
+        if self.last_context is None:
+            raise ZooError("get_M_matrices: no context seen yet; run a forward pass first")
+        was_training = self.training
+        self.eval()
+        try:
+            return self(self.last_context.to(self.out.weight), layer_idx).mean(dim=0)
+        finally:
+            self.train(was_training)
+
+    def get_kl_divergence(self) -> Tensor:
+        r"""KL of the coefficients from N(0, 1): the sum over i != j and k of (exp(logvar) + mu^2 - 1 - logvar) / 2.
+
+        Zero for every mode but ``bayesian``.
+        """
+        if self.off_diag_mode != "bayesian":
+            return self.out.weight.new_zeros(())
+        mu, logvar = self.alpha_mu, self.alpha_logvar
+        kl = (logvar.exp() + mu.square() - 1 - logvar) / 2
+        off_diagonal = 1 - torch.eye(self.n_heads, dtype=kl.dtype, device=kl.device)
+        return (kl * off_diagonal.unsqueeze(-1)).sum()
