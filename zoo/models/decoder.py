@@ -1,0 +1,434 @@
+"""The language family's networks: the decoder stack, and the language model around it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Unpack, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.attention import AttentionCache, GeneratorOptions, MBasedAttention, PrefixState, StructuredMLPForM, check_mode
+from zoo.attention.deferred import SharedMetrics
+from zoo.errors import ZooError
+
+
+class DecoderCache:
+    """What a decoder keeps of the tokens it has seen, so that each new token costs one pass over itself alone.
+
+    Per layer the keys (the layer's own input slices) and values; per context the float32 running sum and count.
+    """
+
+    def __init__(self, n_layers: int, capacity: int) -> None:
+        self.layers = [AttentionCache(capacity) for _ in range(n_layers)]
+        self.prefix = PrefixState()  # the stack's context, with share_mlp
+
+    @property
+    def length(self) -> int:
+        return self.layers[0].length
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward with residuals; post-norm as published, or pre-norm."""
+
+    def __init__(self, attention: MBasedAttention, d_ff: int, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        d_model = attention.d_model
+        self.attention = attention
+        self.feed_forward = nn.Sequential(
+            nn.Linear(d_model, d_ff), nn.GELU(), nn.Dropout(dropout), nn.Linear(d_ff, d_model)
+        )
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.norm_first = norm_first
+
+    def forward(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None,
+        head_metrics: Tensor | SharedMetrics | None,
+        cache: AttentionCache | None,
+    ) -> Tensor:
+        def attend(h: Tensor) -> Tensor:
+            y, _ = self.attention(h, is_causal=True, padding_mask=padding_mask, head_metrics=head_metrics, cache=cache)
+            return self.dropout(y)
+
+        if self.norm_first:
+            x = x + attend(self.norm1(x))
+            return x + self.dropout(self.feed_forward(self.norm2(x)))
+        x = self.norm1(x + attend(x))
+        return self.norm2(x + self.dropout(self.feed_forward(x)))
+
+
+class Decoder(nn.Module):
+    r"""A causal stack of DAMCHA layers.
+
+    With ``share_mlp`` one generator turns the prefix means of the stack's input into metrics, once a forward pass, and
+    every layer uses them; without, each layer generates its own from its own input.
+
+    Args:
+        d_model: model width D.
+        n_heads: number of heads H; divides D.
+        d_ff: width of the feed-forward layers.
+        n_layers: number of layers.
+        dropout: dropout probability, everywhere.
+        use_M: False gives ordinary attention.
+        use_mlp: generate the metric from the input; False with ``use_M`` learns one matrix a layer.
+        share_mlp: one generator for the stack.
+        norm_first: pre-norm with a final norm; False is the published post-norm.
+        bias: whether the attention's projections have a bias.
+        mlp_hidden: hidden widths of the generator.
+        use_multihead_M: accepted for compatibility; changes nothing.
+        options: options of the generator, see ``StructuredMLPForM``.
+
+    Raises:
+        ZooError: for a value out of range or a combination of switches without meaning.
+
+    Source: DAMCHA, section 3.4.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        d_ff: int,
+        n_layers: int,
+        dropout: float = 0.1,
+        use_M: bool = True,
+        use_mlp: bool = True,
+        share_mlp: bool = True,
+        norm_first: bool = False,
+        bias: bool = True,
+        mlp_hidden: Sequence[int] = (256, 512),
+        use_multihead_M: bool = True,
+        **options: Unpack[GeneratorOptions],
+    ) -> None:
+        super().__init__()
+        for name, value in (("d_ff", d_ff), ("n_layers", n_layers)):
+            if value < 1:
+                raise ZooError(f"{name}: got {value}; must be at least 1")
+        if not 0 <= dropout < 1:
+            raise ZooError(f"dropout: got {dropout}; must lie in [0, 1)")
+        check_mode(use_M, use_mlp, share_mlp, options)
+        self.d_model, self.norm_first = d_model, norm_first
+        self.shared_mlp = (
+            StructuredMLPForM(d_model, n_heads, mlp_hidden, dropout, n_layers=n_layers, **options)
+            if share_mlp
+            else None
+        )
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                MBasedAttention(
+                    d_model,
+                    n_heads,
+                    dropout,
+                    bias,
+                    use_M,
+                    use_mlp,
+                    mlp_hidden,
+                    shared_mlp=self.shared_mlp,
+                    layer_idx=i,
+                    n_layers=n_layers,
+                    use_multihead_M=use_multihead_M,
+                    **options,
+                ),
+                d_ff,
+                dropout,
+                norm_first,
+            )
+            for i in range(n_layers)
+        )
+        self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:
+        """Run the stack: (B, T, D) -> (B, T, D).
+
+        Args:
+            x: embedded tokens with their positions.
+            padding_mask: (B, T), True or non-zero at real tokens; outputs elsewhere are zero.
+            cache: keys, values and contexts of earlier tokens; x then holds the new ones only.
+        """
+        hidden = None if padding_mask is None else ~padding_mask.bool().unsqueeze(-1)
+        if hidden is not None:
+            x = x.masked_fill(hidden, 0)
+        shared: Tensor | SharedMetrics | None = None
+        generator = self.shared_mlp
+        if generator is not None:
+            state = None if cache is None else cache.prefix
+            shared = generator.shared_metrics(x, padding_mask, state)
+            if shared is None:
+                shared = generator.head_metrics(x, True, padding_mask, layer_idx=None, state=state)
+        for i, layer in enumerate(self.layers):
+            metrics = shared
+            if generator is not None and isinstance(shared, Tensor):
+                metrics = generator.add_layer_bias(shared, i)
+            x = layer(x, padding_mask, metrics, None if cache is None else cache.layers[i])
+        x = self.norm(x)
+        return x if hidden is None else x.masked_fill(hidden, 0)
+
+    def get_M_matrices(self) -> list[tuple[str, Tensor]]:
+        """Each layer's full metric (D, D), averaged over the last batch, each row's final prefix; for pictures.
+
+        Empty for ordinary attention.
+        """
+        layers = [cast(DecoderLayer, layer) for layer in self.layers]
+        matrices = [(f"layer_{i}", layer.attention.get_M_matrix()) for i, layer in enumerate(layers)]
+        return [(name, M) for name, M in matrices if M is not None]
+
+    def get_kl_divergence(self) -> Tensor:
+        """The generators' KL term, summed; zero for every ``off_diag_mode`` but bayesian."""
+        generators = [m for m in self.modules() if isinstance(m, StructuredMLPForM)]
+        return sum((g.get_kl_divergence() for g in generators), start=next(self.parameters()).new_zeros(()))
+
+
+class DecoderOptions(GeneratorOptions, total=False):
+    """The options of ``Decoder`` that pass through ``LanguageModel``; described there."""
+
+    dropout: float
+    use_M: bool
+    use_mlp: bool
+    share_mlp: bool
+    norm_first: bool
+    bias: bool
+    mlp_hidden: Sequence[int]
+    use_multihead_M: bool
+
+
+def sinusoids(positions: Tensor, d_model: int) -> Tensor:
+    r"""Sine and cosine of :math:`p / 10000^{2k/D}`, interleaved: positions (...) -> (..., D), float32."""
+    rates = torch.exp(
+        torch.arange(0, d_model, 2, device=positions.device, dtype=torch.float32) * (-math.log(10_000.0) / d_model)
+    )
+    angles = positions.unsqueeze(-1).float() * rates
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :d_model]
+
+
+class LanguageModel(nn.Module):
+    """Token embedding, positions, decoder and head.
+
+    Args:
+        vocab_size: number of tokens V.
+        d_model, n_heads, d_ff, n_layers: as in ``Decoder``.
+        max_len: with learned positions the longest sequence; sinusoidal ones go on past it.
+        positions: ``sinusoidal`` or ``learned``.
+        tie_embeddings: use the token embedding as the head's weight.
+        options: further options of ``Decoder``.
+
+    Raises:
+        ZooError: for a value out of range, a token that isn't in the vocabulary, or too long an input.
+    """
+
+    position_table: Tensor
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        n_heads: int,
+        d_ff: int,
+        n_layers: int,
+        max_len: int = 1024,
+        positions: str = "sinusoidal",
+        tie_embeddings: bool = False,
+        **options: Unpack[DecoderOptions],
+    ) -> None:
+        super().__init__()
+        for name, value in (("vocab_size", vocab_size), ("max_len", max_len)):
+            if value < 1:
+                raise ZooError(f"{name}: got {value}; must be at least 1")
+        if positions not in ("sinusoidal", "learned"):
+            raise ZooError(f"positions: got {positions!r}; choose sinusoidal or learned")
+        self.vocab_size, self.d_model, self.max_len, self.positions = vocab_size, d_model, max_len, positions
+        self.decoder = Decoder(d_model, n_heads, d_ff, n_layers, **options)
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        # With this spread, times sqrt(D) on the way in, inputs and (tied) logits both start at unit scale.
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        if positions == "learned":
+            self.position_embedding = nn.Embedding(max_len, d_model)
+            nn.init.normal_(self.position_embedding.weight, std=0.02)
+        else:
+            self.register_buffer("position_table", sinusoids(torch.arange(max_len), d_model), persistent=False)
+        self.dropout = nn.Dropout(options.get("dropout", 0.1))
+        self.head = nn.Linear(d_model, vocab_size, bias=False)
+        if tie_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, padding_mask: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:
+        """Logits of the next token at every position: tokens (B, T) -> (B, T, V).
+
+        Args:
+            tokens: token numbers; at padding any valid ones.
+            padding_mask: (B, T), True or non-zero at real tokens. Positions count real tokens, so padding on the left
+                and on the right give the same logits.
+            cache: what earlier calls have seen; tokens are then the new ones only.
+        """
+        return self.head(self.hidden_states(tokens, padding_mask, cache))
+
+    def hidden_states(
+        self, tokens: Tensor, padding_mask: Tensor | None = None, cache: DecoderCache | None = None
+    ) -> Tensor:
+        """The decoder's outputs before the head: tokens (B, T) -> (B, T, D)."""
+        if tokens.dim() != 2:
+            raise ZooError(f"tokens: got shape {tuple(tokens.shape)}; expected (batch, tokens)")
+        x = self.embedding(tokens) * math.sqrt(self.d_model)
+        x = x + self._positions(tokens, padding_mask, cache).to(x.dtype)
+        return self.decoder(self.dropout(x), padding_mask, cache)
+
+    def _positions(self, tokens: Tensor, padding_mask: Tensor | None, cache: DecoderCache | None) -> Tensor:
+        start: int | Tensor = 0
+        if cache is not None:
+            real = cache.layers[0].real
+            start = cache.length if real is None else real[:, : cache.length].sum(dim=1, keepdim=True)
+        T = tokens.shape[1]
+        if padding_mask is None and isinstance(start, int):
+            self._check_length(start + T)
+            if self.positions == "learned":
+                return self.position_embedding.weight[start : start + T]
+            if start + T <= self.max_len:
+                return self.position_table[start : start + T]
+            return sinusoids(torch.arange(start, start + T, device=tokens.device), self.d_model)
+        steps = torch.ones_like(tokens) if padding_mask is None else padding_mask.bool().long()
+        places = (start + steps.cumsum(dim=1) - 1).clamp(min=0)  # (B, T)
+        if self.positions == "learned":
+            self._check_length(int(places.max()) + 1)
+            return self.position_embedding(places)
+        return sinusoids(places, self.d_model)
+
+    def _check_length(self, length: int) -> None:
+        if self.positions == "learned" and length > self.max_len:
+            raise ZooError(
+                f"tokens: got {length} positions; learned positions end at max_len {self.max_len}, so give less text, "
+                "ask for fewer new tokens, or train with positions: sinusoidal"
+            )
+
+    # ------------------------------------------------------------------ generation
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Sequence[Sequence[int]] = (),
+    ) -> list[list[int]]:
+        """Continue prompts of any lengths, all at once.
+
+        Args:
+            prompts: token numbers, at least one a prompt.
+            max_new_tokens: how many tokens to add to each at the most.
+            temperature: divides the logits; 0 takes the likeliest token.
+            top_k: sample among the k likeliest tokens only.
+            top_p: sample among the likeliest tokens that hold this much probability only.
+            seed: makes the result repeatable.
+            stop: token sequences; a continuation ends with the first it meets.
+
+        Returns:
+            The new tokens of each prompt.
+
+        Raises:
+            ZooError: for a value out of range, or positions that end too early.
+        """
+        continuations: list[list[int]] = [[] for _ in prompts]
+        for step in self.stream(prompts, max_new_tokens, temperature, top_k, top_p, seed, stop):
+            for row, token in zip(continuations, step, strict=True):
+                if token is not None:
+                    row.append(token)
+        return continuations
+
+    @torch.no_grad()
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int = 100,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Sequence[Sequence[int]] = (),
+    ) -> Iterator[list[int | None]]:
+        """As ``generate``, one step at a time: each step gives a token a prompt, None where it has ended."""
+        self._check_request(prompts, max_new_tokens, temperature, top_k, top_p, stop)
+        device = self.embedding.weight.device
+        longest = max(len(prompt) for prompt in prompts)
+        self._check_length(longest + max_new_tokens)
+        tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
+        real = torch.zeros_like(tokens, dtype=torch.bool)
+        for i, prompt in enumerate(prompts):  # padded on the left: every row's next token then has the same place
+            tokens[i, longest - len(prompt) :] = torch.tensor(prompt, device=device)
+            real[i, longest - len(prompt) :] = True
+        padding_mask = None if bool(real.all()) else real
+
+        random = torch.Generator(device=device)
+        random.manual_seed(seed) if seed is not None else random.seed()
+        cache = DecoderCache(len(self.decoder.layers), longest + max_new_tokens)
+        tails: list[list[int]] = [[] for _ in prompts]
+        running = [True] * len(prompts)
+        was_training = self.training
+        if was_training:
+            self.eval()
+        try:
+            for _ in range(max_new_tokens):
+                logits = self.head(self.hidden_states(tokens, padding_mask, cache)[:, -1])  # (B, V)
+                tokens = choose_tokens(logits, temperature, top_k, top_p, random).unsqueeze(-1)
+                padding_mask = None
+                step: list[int | None] = []
+                for i, token in enumerate(tokens.squeeze(-1).tolist()):
+                    step.append(token if running[i] else None)
+                    tails[i].append(token)
+                    running[i] = running[i] and not any(tails[i][-len(end) :] == list(end) for end in stop)
+                yield step
+                if not any(running):
+                    return
+        finally:
+            if was_training:
+                self.train()
+
+    def _check_request(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        stop: Sequence[Sequence[int]],
+    ) -> None:
+        if not prompts:
+            raise ZooError("prompts: got none; give at least one")
+        for i, prompt in enumerate(prompts):
+            if not len(prompt):
+                raise ZooError(f"prompts: number {i} is empty; give each at least one token")
+            if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+                raise ZooError(
+                    f"prompts: number {i} has token {max(prompt) if min(prompt) >= 0 else min(prompt)}; tokens lie in "
+                    f"0..{self.vocab_size - 1}, so encode it with this model's tokenizer"
+                )
+        if max_new_tokens < 0:
+            raise ZooError(f"max_new_tokens: got {max_new_tokens}; must be 0 or more")
+        if not (temperature >= 0 and math.isfinite(temperature)):
+            raise ZooError(f"temperature: got {temperature}; must be 0 (take the likeliest) or a positive number")
+        if top_k is not None and top_k < 1:
+            raise ZooError(f"top_k: got {top_k}; must be at least 1, or left out")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ZooError(f"top_p: got {top_p}; must lie in (0, 1], or be left out")
+        if any(not len(end) for end in stop):
+            raise ZooError("stop: got an empty sequence; every stop needs at least one token")
+
+
+def choose_tokens(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, random: torch.Generator
+) -> Tensor:
+    """Next tokens (B,) from logits (B, V)."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    logits = logits.float()
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # no overflow, however cold
+    if top_k is not None:
+        lowest = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < lowest, float("-inf"))
+    if top_p is not None:
+        ordered, order = logits.softmax(dim=-1).sort(dim=-1, descending=True)
+        beyond = ordered.cumsum(dim=-1) - ordered >= top_p  # the first token stays in any case
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
+    return torch.multinomial(F.softmax(logits, dim=-1), 1, generator=random).squeeze(-1)
