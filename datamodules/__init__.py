@@ -1,0 +1,5 @@
+"""The data modules."""
+
+from datamodules.text import TextDataModule
+
+__all__ = ["TextDataModule"]

@@ -1,0 +1,68 @@
+"""Loaders whose order is a function of seed and epoch alone, so that a run can go on in the middle of one."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class WindowSampler(DistributedSampler[int]):
+    """Starts of training windows: every epoch all blocks of ``window`` tokens in a new order, shifted by a new offset.
+
+    Lightning tells it the epoch through ``set_epoch`` and leaves it alone in distributed runs, where each process
+    gets its share.
+
+    Args:
+        n_tokens: length of the token sequence.
+        window: tokens a window, not counting the target past its end.
+        num_replicas: number of processes.
+        rank: which process this is.
+        seed: together with the epoch, decides order and offset.
+    """
+
+    def __init__(self, n_tokens: int, window: int, num_replicas: int = 1, rank: int = 0, seed: int = 0) -> None:
+        self.window = window
+        self.n_shifts = max(1, min(window, n_tokens - window))
+        blocks = (n_tokens - self.n_shifts) // window
+        super().__init__(range(blocks), num_replicas, rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
+        self.skip = 0  # how many of the first epoch's windows to leave out, set by a loader that goes on
+
+    def __iter__(self) -> Iterator[int]:
+        random = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        shift = int(torch.randint(self.n_shifts, (), generator=random))
+        skip, self.skip = self.skip, 0
+        for block in islice(super().__iter__(), skip, None):
+            yield block * self.window + shift
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A DataLoader over a ``WindowSampler`` that can go on where a checkpoint left it.
+
+    Lightning saves ``state_dict`` with every checkpoint. The sampler is asked for its order when the first batch is
+    drawn, not before: only then has Lightning told it the epoch.
+    """
+
+    def __init__(self, dataset: Dataset[Any], sampler: WindowSampler, **options: Any) -> None:
+        # A generator of its own leaves the global random state alone when an iterator is made.
+        super().__init__(dataset, sampler=sampler, generator=torch.Generator().manual_seed(0), **options)
+        self.windows = sampler
+        self._resumed: dict[str, int] | None = None
+        self._drawn = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.windows.epoch, "batches": self._drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._resumed = dict(state)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        resumed, self._resumed = self._resumed, None
+        self._drawn = 0
+        if resumed is not None and resumed["epoch"] == self.windows.epoch and resumed["batches"] < len(self):
+            self._drawn = resumed["batches"]
+            self.windows.skip = self._drawn * (self.batch_size or 1)
+        for batch in super().__iter__():
+            self._drawn += 1
+            yield batch

@@ -1,0 +1,136 @@
+"""What a checkpoint claims to be, and the check that it is.
+
+A data identity is a plain, JSON-safe dict: the kind of data, names in order, and whatever is needed to rebuild the
+model side. Its digest is the SHA-256 of its canonical JSON. ``source`` in it records where the data came from; it is
+kept and shown, but data from elsewhere with the same names is no mismatch.
+"""
+
+import hashlib
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo.errors import CheckpointMismatchError, ZooError
+
+CHECKPOINT_KEY = "zoo"  # where a checkpoint keeps its claim: {"task", "network", "data", "identity", "digest", ...}
+PROVENANCE = ("source",)
+_SHOWN = 5  # how many names of a kind a message lists
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys and no spaces; in UTF-8 its bytes are what digests are taken of."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def digest(identity: Mapping[str, Any]) -> str:
+    """SHA-256, as hex, of the canonical JSON of a data identity."""
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
+
+
+def _some(names: Sequence[object]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def _list_differences(name: str, saved: Sequence[Any], current: Sequence[Any]) -> list[str]:
+    found = []
+    if len(saved) != len(current):
+        found.append(f"{name}: {len(saved)} in the checkpoint, {len(current)} here")
+    known, here = {canonical_json(item) for item in saved}, {canonical_json(item) for item in current}
+    missing = [item for item in saved if canonical_json(item) not in here]
+    extra = [item for item in current if canonical_json(item) not in known]
+    if missing:
+        found.append(f"{name}: only in the checkpoint: {_some(missing)}")
+    if extra:
+        found.append(f"{name}: only here: {_some(extra)}")
+    for i, (old, new) in enumerate(zip(saved, current, strict=False)):
+        if old != new:
+            found.append(f"{name}: first difference at {i}: {old!r} in the checkpoint, {new!r} here")
+            break
+    return found
+
+
+def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Every way in which two identities differ, by name, without their provenance; empty if they agree."""
+    found: list[str] = []
+    for name in sorted({*saved, *current} - set(PROVENANCE)):
+        old, new = saved.get(name), current.get(name)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += [f"{name}.{line}" for line in differences(old, new)]
+        elif isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+            found += _list_differences(name, old, new)
+        else:
+            found.append(f"{name}: {_brief(old)} in the checkpoint, {_brief(new)} here")
+    return found
+
+
+def _brief(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, (list, tuple)):
+        return f"{len(value)} entries"
+    return repr(value)
+
+
+def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], advice: str) -> None:
+    """Raise CheckpointMismatchError, naming every difference and ending in ``advice``, unless the two agree."""
+    found = differences(saved, current)
+    if found:
+        raise CheckpointMismatchError(f"checkpoint: made for other data than this. {'; '.join(found)}. {advice}")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint's plain types and tensors onto the CPU; code in it is never run.
+
+    Raises:
+        ZooError: if the file is missing, unreadable, truncated, damaged, or holds anything but plain types and tensors.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ZooError(f"checkpoint: {path} is a folder; name the .ckpt file in it")
+    if not path.is_file():
+        raise ZooError(f"checkpoint: there is no file {path}; look for .ckpt files in the run's checkpoints folder")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "weights_only" in str(error).lower() or "unsupported global" in str(error).lower():
+            raise ZooError(
+                f"checkpoint: {path} holds Python objects that loading would have to run; a checkpoint of this zoo has "
+                "plain types and tensors only, so get it from whoever trained it, saved by this zoo"
+            ) from None
+        raise ZooError(_damaged(path)) from None
+    except PermissionError:
+        raise ZooError(f"checkpoint: {path} can't be read; check its permissions") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile):
+        raise ZooError(_damaged(path)) from None
+    if not isinstance(checkpoint, dict):
+        raise ZooError(f"checkpoint: {path} holds a {type(checkpoint).__name__}, not a checkpoint; name a .ckpt file")
+    return checkpoint
+
+
+def _damaged(path: Path) -> str:
+    return (
+        f"checkpoint: {path} ({path.stat().st_size:,} bytes) is no complete checkpoint; it was cut short, damaged or "
+        "is another kind of file, so copy it again or take an earlier one"
+    )
+
+
+def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: its task, network, data and identity.
+
+    Raises:
+        ZooError: if it says nothing, or its identity isn't the one its digest was taken of.
+    """
+    claim = checkpoint.get(CHECKPOINT_KEY)
+    if not isinstance(claim, dict) or not isinstance(claim.get("identity"), dict):
+        raise ZooError(f"checkpoint: {path} wasn't written by this zoo (it carries no data identity); use one that was")
+    if digest(claim["identity"]) != claim.get("digest"):
+        raise ZooError(f"checkpoint: {path}: its data identity doesn't match its digest; the file was altered")
+    return claim
