@@ -1,0 +1,3 @@
+from zoo.cli import lightning_main
+
+lightning_main()

@@ -1,0 +1,125 @@
+"""Lightning's own command line, with three things added: a checkpoint alone is enough, ``--ckpt_path last`` finds the
+newest run of a config, and a run ends by saying where its results are."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+
+import datamodules  # noqa: F401  (its classes can then be named without their module)
+import zoo.callbacks  # noqa: F401
+from zoo.callbacks import PredictionWriter
+from zoo.errors import ZooError
+from zoo.identity import read_checkpoint, read_claim
+from zoo.tasks import ZooTask
+
+_KEYWORDS = ("last", "best", "hpc")
+
+
+def checkpoint_config(path: str) -> dict[str, Any]:
+    """The part of a config that a checkpoint can stand in for: model and data as they were trained.
+
+    Raises:
+        ZooError: if the file is no checkpoint of this zoo.
+    """
+    claim = read_claim(read_checkpoint(path), path)
+    config: dict[str, Any] = {"model": {"class_path": claim["task"], "init_args": claim["settings"]}}
+    if claim["data"] is not None:
+        init_args = dict(claim["data"]["init_args"])
+        if init_args.get("tokenizer", "byte") != "byte":
+            init_args["tokenizer"] = path  # other text, same vocabulary
+        config["data"] = {"class_path": claim["data"]["class_path"], "init_args": init_args}
+    return config
+
+
+def _option(args: list[str], name: str) -> str | None:
+    value = None
+    for i, argument in enumerate(args):
+        if argument == name and i + 1 < len(args):
+            value = args[i + 1]
+        elif argument.startswith(f"{name}="):
+            value = argument.partition("=")[2]
+    return value
+
+
+class ZooCLI(LightningCLI):
+    """``lightning fit|validate|test|predict``; every flag is Lightning's own but ``--predictions.path``."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(
+            ZooTask,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},  # a resumed run goes on in its own folder
+            load_from_checkpoint_support=False,  # our checkpoints carry plain settings
+            parser_kwargs={"description": "Train, test and use the models of the zoo."},
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(PredictionWriter, "predictions")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        given = sys.argv[1:] if args is None else args
+        if isinstance(given, list) and given and not given[0].startswith("-"):
+            path = _option(given, "--ckpt_path")
+            if path and path not in _KEYWORDS:
+                base = json.dumps(checkpoint_config(path))
+                self.config = parser.parse_args([given[0], "--config", base, *given[1:]])
+                return
+        super().parse_arguments(parser, args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would let the checkpoint's settings override the user's; ``checkpoint_config`` is beneath them."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        path = config.get("ckpt_path")
+        if path == "last":
+            self._find_last(config)
+        elif path and path not in _KEYWORDS:
+            read_claim(read_checkpoint(path), path)
+
+    def _find_last(self, config: Any) -> None:
+        """Turn ``last`` into the newest last.ckpt of this config's runs, and go on in that run's folder."""
+        logger = config.trainer.logger
+        if hasattr(logger, "init_args") and logger.init_args.get("save_dir"):
+            runs = Path(logger.init_args.save_dir) / (logger.init_args.get("name") or "")
+        else:
+            runs = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
+        found = sorted(runs.glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
+        if not found:
+            raise ZooError(
+                f"--ckpt_path: got last, but no run under {runs} has a last.ckpt; start one without --ckpt_path, or "
+                "name a checkpoint file"
+            )
+        read_claim(read_checkpoint(found[-1]), found[-1])
+        config.ckpt_path = str(found[-1])
+        if self.subcommand == "fit" and hasattr(logger, "init_args"):
+            logger.init_args.version = found[-1].parent.parent.name
+
+    def after_fit(self) -> None:
+        """Say where the results are."""
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
+                best = _shown(callback.best_model_path)
+                score = callback.best_model_score
+                reached = "" if score is None else f" ({callback.monitor} {float(score):.4f})"
+                rank_zero_info(f"Best checkpoint: {best}{reached}")
+        for logger in self.trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                rank_zero_info(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
+
+
+def _shown(path: str) -> Path:
+    """A path as short as it can be typed here."""
+    full = Path(path).resolve()
+    return full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full

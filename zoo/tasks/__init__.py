@@ -1,0 +1,6 @@
+"""The tasks: what `lightning fit` trains."""
+
+from zoo.tasks.base import ZooTask
+from zoo.tasks.language import LanguageModelTask
+
+__all__ = ["LanguageModelTask", "ZooTask"]

@@ -1,0 +1,191 @@
+"""What the tasks of all families share: the network's birth from a data identity, checks on load, the optimizer."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.identity import CHECKPOINT_KEY, check_identity, differences, digest, read_claim
+
+
+def plain(value: object) -> Any:
+    """A copy in JSON's types: tuples become lists."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+class ZooTask(pl.LightningModule, ABC):
+    """A LightningModule whose network is built from the data's identity and saved with it.
+
+    The network comes into being in ``configure_model``, from the data module's identity, or from the checkpoint's where
+    there is no data module. A checkpoint carries task, settings, data and identity under the key ``zoo``, in plain
+    types. Loading compares all of them, and every tensor's name and shape, before it copies the first.
+
+    Args:
+        lr: AdamW's learning rate at its height.
+        weight_decay: decoupled decay, on matrices only.
+        beta2: AdamW's second decay rate.
+        warmup: share of the run's steps in which the learning rate rises to ``lr``; then it falls along a cosine.
+        min_lr: share of ``lr`` that is left at the end.
+    """
+
+    network_settings: ClassVar[tuple[str, ...]]
+    """Names of the hyperparameters that decide what the network is."""
+    mismatch_advice: ClassVar[str]
+    """What to do about a checkpoint that was made for other data."""
+
+    network: nn.Module
+
+    def __init__(self, lr: float, weight_decay: float, beta2: float, warmup: float, min_lr: float) -> None:
+        super().__init__()
+        for name, value, good, rule in (
+            ("lr", lr, 0 < lr < math.inf, "must be a positive number"),
+            ("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "must be 0 or more"),
+            ("beta2", beta2, 0 <= beta2 < 1, "must lie in [0, 1)"),
+            ("warmup", warmup, 0 <= warmup < 1, "is a share of the run and must lie in [0, 1)"),
+            ("min_lr", min_lr, 0 <= min_lr <= 1, "is a share of lr and must lie in [0, 1]"),
+        ):
+            if not good:
+                raise ZooError(f"model.{name}: got {value}; {rule}")
+        self.lr, self.weight_decay, self.beta2, self.warmup, self.min_lr = lr, weight_decay, beta2, warmup, min_lr
+        self._identity: dict[str, Any] | None = None
+        self._step_seed: int | None = None
+
+    @abstractmethod
+    def build(self, identity: Mapping[str, Any]) -> None:
+        """Make ``self.network``, and whatever else depends on the data, from its identity."""
+
+    # ------------------------------------------------------------------ identity
+
+    @property
+    def is_built(self) -> bool:
+        return "network" in self._modules
+
+    @property
+    def data_identity(self) -> dict[str, Any]:
+        """The identity of the data this task was built for.
+
+        Raises:
+            ZooError: while there is neither data nor checkpoint.
+        """
+        if self._identity is None:
+            raise ZooError(
+                f"{type(self).__name__}: not built yet; fit it with a data module, or load a checkpoint with "
+                "load_from_checkpoint"
+            )
+        return self._identity
+
+    def configure_model(self) -> None:
+        """Build the network from the data module's identity, once."""
+        if self.is_built:
+            return
+        if self._identity is None:
+            datamodule = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
+            if datamodule is None:
+                return  # load_from_checkpoint calls this before the identity is known
+            self._identity = datamodule.identity()
+        self.build(self._identity)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        datamodule = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
+        checkpoint[CHECKPOINT_KEY] = {
+            "task": f"{type(self).__module__}.{type(self).__qualname__}",
+            "settings": plain(self.hparams),
+            "data": None
+            if datamodule is None
+            else {
+                "class_path": f"{type(datamodule).__module__}.{type(datamodule).__qualname__}",
+                "init_args": plain(datamodule.hparams),
+            },
+            "identity": self.data_identity,
+            "digest": digest(self.data_identity),
+            "step_seed": self._step_seed,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Compare everything the checkpoint claims with this task; on a difference nothing is loaded.
+
+        Raises:
+            CheckpointMismatchError: for another task, other data, another network, or other tensors.
+        """
+        claim = read_claim(checkpoint, "file")
+        here = f"{type(self).__module__}.{type(self).__qualname__}"
+        if claim["task"] != here:
+            raise CheckpointMismatchError(
+                f"checkpoint: of {claim['task']}, but this is {here}; use the task it was made by"
+            )
+        self._step_seed = claim["step_seed"]
+        if not self.is_built:
+            self._identity = claim["identity"]
+            self.build(self._identity)
+        check_identity(claim["identity"], self.data_identity, self.mismatch_advice)
+        saved = {name: claim["settings"].get(name) for name in self.network_settings}
+        current = {name: plain(self.hparams)[name] for name in self.network_settings}
+        if found := differences(saved, current):
+            raise CheckpointMismatchError(
+                f"checkpoint: of another network. {'; '.join(found)}. Leave these settings out to take the "
+                "checkpoint's, or train anew without --ckpt_path"
+            )
+        self._check_tensors(checkpoint["state_dict"])
+        if claim["identity"].get("source") != self.data_identity.get("source"):
+            old, new = claim["identity"].get("source"), self.data_identity.get("source")
+            rank_zero_warn(f"The checkpoint's data came from {old}, this data comes from {new}: figures may differ")
+
+    def _check_tensors(self, saved: Mapping[str, Tensor]) -> None:
+        own = self.state_dict()
+        found = [f"{name} is missing" for name in own if name not in saved]
+        found += [f"{name} is unknown" for name in saved if name not in own]
+        found += [
+            f"{name} is {tuple(saved[name].shape)}, not {tuple(own[name].shape)}"
+            for name in own
+            if name in saved and saved[name].shape != own[name].shape
+        ]
+        if found:
+            raise CheckpointMismatchError(
+                f"checkpoint: its tensors don't fit this network. {'; '.join(found[:5])}"
+                f"{f'; and {len(found) - 5} more' if len(found) > 5 else ''}. Use the settings it was trained with"
+            )
+
+    # ------------------------------------------------------------------ training
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed each step by its number, so that a resumed run draws the dropout masks an unbroken one would."""
+        if self._step_seed is None:
+            self._step_seed = torch.initial_seed() % (1 << 31)
+        number = self.trainer.fit_loop.total_batch_idx * self.trainer.world_size + self.trainer.global_rank
+        torch.manual_seed(self._step_seed * 1_000_003 + number)
+
+    def configure_optimizers(self) -> Any:
+        """AdamW with decay on matrices only; linear warm-up, then cosine decay over the trainer's own step budget."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.ndim >= 2]
+        others = [p for p in trained if p.ndim < 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=self.lr,
+            betas=(0.9, self.beta2),
+            # Lightning can't clip gradients for a fused optimizer under float16's loss scaling
+            fused=self.trainer.precision not in ("16-mixed", "16-true"),
+        )
+        budget = self.trainer.estimated_stepping_batches
+        warmup = max(1, round(self.warmup * budget)) if math.isfinite(budget) else 100
+
+        def factor(step: int) -> float:
+            if step < warmup:
+                return (step + 1) / warmup
+            if not math.isfinite(budget):
+                return 1.0  # no end in sight: stay
+            done = min(1.0, (step - warmup) / max(1, budget - warmup))
+            return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}

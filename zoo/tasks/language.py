@@ -1,0 +1,267 @@
+"""The language family's task."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.text import Perplexity
+
+from zoo.errors import ZooError
+from zoo.models.decoder import LanguageModel
+from zoo.tasks.base import ZooTask
+from zoo.tokenizer import Tokenizer, tokenizer_from_identity
+
+
+class BitsPerByte(Metric):
+    r"""Cross-entropy in bits for each byte of text: :math:`-\sum \log_2 p(token) / \sum bytes(token)`.
+
+    Unlike perplexity it doesn't depend on the tokenizer. The end of a text costs bits and has no bytes.
+    """
+
+    higher_is_better = False
+    full_state_update = False
+    nats: Tensor
+    bytes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("bytes", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, nats: Tensor, n_bytes: Tensor) -> None:
+        """Add the summed cross-entropy of some tokens, in nats, and the number of bytes they stand for."""
+        self.nats += nats.double()
+        self.bytes += n_bytes.double()
+
+    def compute(self) -> Tensor:
+        return (self.nats / self.bytes / math.log(2)).float()
+
+
+class LanguageModelTask(ZooTask):
+    """Train a causal language model whose attention is DAMCHA, one of its ablations, or ordinary attention.
+
+    Logs ``train/loss``, and for the held-out splits ``loss``, ``perplexity`` and ``bits_per_byte``.
+
+    Args:
+        d_model: model width D.
+        n_heads: number of heads; divides d_model.
+        d_ff: width of the feed-forward layers.
+        n_layers: number of layers.
+        dropout: dropout probability, everywhere.
+        use_M: False gives ordinary attention (then use_mlp and share_mlp must be False too).
+        use_mlp: generate the metric from the input; False with use_M learns one matrix a layer (static).
+        share_mlp: one generator for the stack; False gives each layer its own.
+        norm_first: pre-norm; False is the published post-norm.
+        mlp_hidden: hidden widths of the generator; its last layer has (last width) x D x D weights.
+        positions: sinusoidal (no longest length) or learned.
+        max_len: longest sequence with learned positions.
+        tie_embeddings: use the token embedding as the head's weight.
+        diag_scale: factor of the metric's diagonal blocks.
+        off_diag_scale: factor of its other blocks.
+        off_diag_mode: where off-diagonal blocks come from: mlp, linear_comb, bayesian or separate_B.
+        off_diag_alpha_init: starting spread of the coefficients of linear_comb and bayesian.
+        use_layer_bias: add a low-rank bias to each layer's metric.
+        layer_bias_rank: its rank.
+        compact_rank: generate a metric of this rank instead of a full one; 0 is full rank.
+        free_M: take the generator's raw output, whatever off_diag_mode says.
+        use_multihead_M: accepted for compatibility with the method's command line; changes nothing.
+        kl_weight: weight of the KL term of off_diag_mode bayesian in the loss.
+        lr: AdamW's learning rate at its height.
+        weight_decay: decoupled decay, on matrices only.
+        beta2: AdamW's second decay rate.
+        warmup: share of the run's steps in which the learning rate rises to lr; then it falls along a cosine.
+        min_lr: share of lr that is left at the end.
+        max_new_tokens: for samples and predict: tokens to add to a prompt at the most.
+        temperature: for samples and predict: divides the logits; 0 takes the likeliest token.
+        top_k: for samples and predict: choose among the k likeliest tokens only.
+        top_p: for samples and predict: choose among the likeliest tokens with this much probability only.
+        stop: for samples and predict: texts that end a continuation.
+        sample_seed: for samples and predict: makes them repeatable.
+    """
+
+    network: LanguageModel
+    bytes_of_token: Tensor
+    network_settings: ClassVar[tuple[str, ...]] = (
+        *("d_model", "n_heads", "d_ff", "n_layers", "use_M", "use_mlp", "share_mlp", "norm_first", "mlp_hidden"),
+        *("positions", "max_len", "tie_embeddings", "diag_scale", "off_diag_scale", "off_diag_mode"),
+        *("use_layer_bias", "layer_bias_rank", "compact_rank", "free_M"),
+    )
+    mismatch_advice = (
+        "To use this text with the checkpoint's vocabulary, set data.tokenizer to the checkpoint file; to train on it "
+        "anew, leave --ckpt_path out"
+    )
+
+    def __init__(
+        self,
+        d_model: int = 128,
+        n_heads: int = 4,
+        d_ff: int = 512,
+        n_layers: int = 4,
+        dropout: float = 0.1,
+        use_M: bool = True,
+        use_mlp: bool = True,
+        share_mlp: bool = True,
+        norm_first: bool = False,
+        mlp_hidden: Sequence[int] = (256, 512),
+        positions: str = "sinusoidal",
+        max_len: int = 1024,
+        tie_embeddings: bool = False,
+        diag_scale: float = 1.0,
+        off_diag_scale: float = 1.0,
+        off_diag_mode: str = "mlp",
+        off_diag_alpha_init: float = 0.1,
+        use_layer_bias: bool = False,
+        layer_bias_rank: int = 16,
+        compact_rank: int = 0,
+        free_M: bool = False,
+        use_multihead_M: bool = True,
+        kl_weight: float = 1e-4,
+        lr: float = 3e-3,
+        weight_decay: float = 0.1,
+        beta2: float = 0.95,
+        warmup: float = 0.05,
+        min_lr: float = 0.0,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = 0.95,
+        stop: Sequence[str] = (),
+        sample_seed: int = 0,
+    ) -> None:
+        super().__init__(lr, weight_decay, beta2, warmup, min_lr)
+        self.save_hyperparameters()
+        self._make_network(vocab_size=1, device="meta")  # a setting without meaning is refused before any data is read
+        self.bits_per_byte, self.perplexity = BitsPerByte(), Perplexity()
+
+    def _make_network(self, vocab_size: int, device: str | None = None) -> LanguageModel:
+        passed = {name: self.hparams[name] for name in self.network_settings}
+        passed |= {name: self.hparams[name] for name in ("dropout", "off_diag_alpha_init", "use_multihead_M")}
+        if device is None:
+            return LanguageModel(vocab_size=vocab_size, **passed)
+        with torch.device(device):
+            return LanguageModel(vocab_size=vocab_size, **passed)
+
+    def build(self, identity: Mapping[str, Any]) -> None:
+        self.tokenizer: Tokenizer = tokenizer_from_identity(identity)
+        self.network = self._make_network(self.tokenizer.vocab_size)
+        sizes = torch.tensor([len(piece) for piece in self.tokenizer.token_bytes])
+        self.register_buffer("bytes_of_token", sizes, persistent=False)
+
+    def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of the next token at every position of tokens (B, T)."""
+        return self.network(tokens, padding_mask)
+
+    # ------------------------------------------------------------------ steps
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        logits = self(batch[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        self.log("train/loss", loss, prog_bar=True)
+        if self.hparams["off_diag_mode"] == "bayesian":
+            kl = self.network.decoder.get_kl_divergence()
+            self.log("train/kl", kl)
+            loss = loss + self.hparams["kl_weight"] * kl
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self._evaluate(batch, "test")
+
+    def _evaluate(self, batch: Tensor, split: str) -> None:
+        logits, targets = self(batch[:, :-1]), batch[:, 1:]
+        nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        self.bits_per_byte.update(nats, self.bytes_of_token[targets].sum())
+        self.perplexity.update(logits.float(), targets)
+        self.log(f"{split}/loss", nats / targets.numel(), batch_size=len(batch), sync_dist=True)
+        self.log(f"{split}/perplexity", self.perplexity)
+        self.log(f"{split}/bits_per_byte", self.bits_per_byte, prog_bar=True)
+
+    def predict_step(self, batch: Sequence[str], batch_idx: int) -> list[dict[str, str]]:
+        """A continuation for each prompt."""
+        continuations = self.generate(batch)
+        return [
+            {"prompt": prompt, "continuation": continuation}
+            for prompt, continuation in zip(batch, continuations, strict=True)
+        ]
+
+    # ------------------------------------------------------------------ text
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Tokens of a prompt; an empty one starts a new text."""
+        return self.tokenizer.encode(prompt) or [self.tokenizer.end]
+
+    def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
+        """Continue texts, all at once.
+
+        Args:
+            prompts: texts of any lengths; an empty one starts a new text.
+            settings: ``max_new_tokens``, ``temperature``, ``top_k``, ``top_p``, ``stop`` and ``seed``, where they
+                differ from this task's own.
+
+        Returns:
+            The continuations. Each ends at the end of a text, before a ``stop`` text, or after ``max_new_tokens``.
+
+        Raises:
+            ZooError: for a setting out of range, or learned positions that end too early.
+        """
+        texts = ["" for _ in prompts]
+        for row, piece in self.stream(prompts, **settings):
+            texts[row] += piece
+        return texts
+
+    def stream(self, prompts: Sequence[str], **settings: Any) -> Iterator[tuple[int, str]]:
+        """As ``generate``, in pieces (number of the prompt, text) as they are made."""
+        if not self.is_built:
+            raise ZooError("generate: this task has no network yet; load a checkpoint with load_from_checkpoint")
+        own = {name: self.hparams[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p", "stop")}
+        chosen = {**own, "seed": self.hparams["sample_seed"], **settings}
+        if unknown := set(settings) - set(chosen):
+            raise ZooError(f"generate: got {', '.join(sorted(unknown))}; it knows {', '.join(chosen)}")
+        stops: Sequence[str] = chosen.pop("stop")
+        if isinstance(stops, str) or any(not stop for stop in stops):
+            raise ZooError(f"stop: got {stops!r}; give a list of texts, none of them empty")
+        rows = [_Row(self.tokenizer, stops) for _ in prompts]
+        encoded = [self.encode_prompt(prompt) for prompt in prompts]
+        for step in self.network.stream(encoded, stop=[[self.tokenizer.end]], **chosen):
+            for i, (row, token) in enumerate(zip(rows, step, strict=True)):
+                if token is not None and (piece := row.push(token)):
+                    yield i, piece
+            if all(row.ended for row in rows):
+                break
+        for i, row in enumerate(rows):
+            if piece := row.finish():
+                yield i, piece
+
+
+class _Row:
+    """One continuation: whole characters out of token bytes, cut before the first stop text."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self.decode, self.stops = tokenizer.incremental_decoder(), stops
+        self.held, self.ended = "", False
+
+    def push(self, token: int) -> str:
+        return "" if self.ended else self._release(self.decode(token, False))
+
+    def finish(self) -> str:
+        if self.ended:
+            return ""
+        text = self._release(self.decode(None, True))
+        return text if self.ended else text + self.held
+
+    def _release(self, piece: str) -> str:
+        self.held += piece
+        places = [place for stop in self.stops if (place := self.held.find(stop)) >= 0]
+        if places:
+            self.ended = True
+            return self.held[: min(places)]
+        # keep back what may be the beginning of a stop text
+        keep = max((n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])), default=0)
+        text, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return text
