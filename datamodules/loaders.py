@@ -1,7 +1,6 @@
 """Loaders whose order is a function of seed and epoch alone, so that a run can go on in the middle of one."""
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -26,15 +25,18 @@ class WindowSampler(DistributedSampler[int]):
         self.window = window
         self.n_shifts = max(1, min(window, n_tokens - window))
         blocks = (n_tokens - self.n_shifts) // window
-        super().__init__(range(blocks), num_replicas, rank, shuffle=True, seed=seed)  # type: ignore[arg-type]
+        super().__init__(range(blocks), num_replicas, rank, shuffle=True, seed=seed, drop_last=True)  # type: ignore[arg-type]
         self.skip = 0  # how many of the first epoch's windows to leave out, set by a loader that goes on
 
     def __iter__(self) -> Iterator[int]:
         random = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         shift = int(torch.randint(self.n_shifts, (), generator=random))
+        # Kept as a tensor: a list of Python numbers would weigh as much as the tokens themselves.
+        order = torch.randperm(len(self.dataset), generator=random)  # type: ignore[arg-type]
+        mine = order[self.rank :: self.num_replicas][: self.num_samples]
         skip, self.skip = self.skip, 0
-        for block in islice(super().__iter__(), skip, None):
-            yield block * self.window + shift
+        for block in mine[skip:]:
+            yield int(block) * self.window + shift
 
 
 class ResumableLoader(DataLoader[Any]):

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from datamodules.loaders import ResumableLoader, WindowSampler
 from zoo.errors import ZooError
-from zoo.identity import canonical_json, digest, read_checkpoint, read_claim
+from zoo.identity import digest, read_checkpoint, read_claim
 from zoo.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_identity, train_bpe
 
 PLAIN = (".txt", ".md", ".py")
@@ -458,47 +458,52 @@ class TextDataModule(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Tokenise the corpus, unless the cache has it."""
         if not self._only_prompts:
-            self._cached(*self._corpus())
+            self._folder = self._cached(*self._corpus())
 
     def _cached(self, corpus: Corpus, source: dict[str, Any]) -> Path:
+        """The folder with the tokens of a corpus, filled if need be."""
         h = self.hparams
-        tokenizer = self._tokenizer.identity() if self._tokenizer else h["tokenizer"]
-        key = {
-            "format": _FORMAT,
-            "content": source["sha256"],
-            "tokenizer": tokenizer,
-            **{name: h[name] for name in ("field", "val_fraction", "test_fraction", "split_seed", "encoding_errors")},
-        }
-        if tokenizer == "bpe":
-            key["vocab_size"] = h["vocab_size"]
         cache = Path(h["cache_dir"]).expanduser() if h["cache_dir"] else default_cache()
-        folder = cache / "text" / hashlib.sha256(canonical_json(key).encode()).hexdigest()[:32]
-        if not (folder / "meta.json").is_file():
-            self._fill_cache(corpus, source, folder)
-        return folder
-
-    def _fill_cache(self, corpus: Corpus, source: dict[str, Any], folder: Path) -> None:
+        key = {"format": _FORMAT, "content": source["sha256"]}
+        key |= {name: h[name] for name in ("field", "val_fraction", "test_fraction", "split_seed", "encoding_errors")}
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
+            if self._tokenizer is None:
+                self._tokenizer = self._make_tokenizer(corpus, cache, key)
+            key["tokenizer"] = digest(self._tokenizer.identity())
+            folder = cache / "text" / digest(key)[:32]
+            if not (folder / "meta.json").is_file():
+                self._fill(folder, corpus, self._tokenizer, source)
         except OSError as error:
             raise ZooError(
-                f"data.cache_dir: {folder.parent} can't be written ({error.strerror}); set data.cache_dir or ZOO_CACHE"
+                f"data.cache_dir: {cache} can't be used ({error.strerror}: {error.filename}); set data.cache_dir or "
+                "ZOO_CACHE to a folder with room"
             ) from None
+        return folder
+
+    def _make_tokenizer(self, corpus: Corpus, cache: Path, key: dict[str, Any]) -> Tokenizer:
+        if self.hparams["tokenizer"] == ByteTokenizer.kind:
+            return ByteTokenizer()
+        vocab_size = self.hparams["vocab_size"]
+        file = cache / "tokenizers" / f"{digest({**key, 'vocab_size': vocab_size})[:32]}.json"
+        if file.is_file():
+            return tokenizer_from_identity(json.loads(file.read_text()))
+        tokenizer = train_tokenizer(corpus, vocab_size)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as scratch:
+            json.dump(tokenizer.identity(), scratch)
+        os.replace(scratch.name, file)
+        return tokenizer
+
+    def _fill(self, folder: Path, corpus: Corpus, tokenizer: Tokenizer, source: dict[str, Any]) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
         try:
-            tokenizer = self._tokenizer or (
-                ByteTokenizer()
-                if self.hparams["tokenizer"] == "byte"
-                else train_tokenizer(corpus, self.hparams["vocab_size"])
-            )
             counts = write_tokens(corpus, tokenizer, scratch)
             identity = {"kind": "text", **tokenizer.identity(), "source": source}
-            (scratch / "meta.json").write_text(json.dumps({"identity": identity, "tokens": counts}, ensure_ascii=False))
-            if folder.exists():  # left by a run that was killed between its files, or another process was faster
-                shutil.rmtree(folder, ignore_errors=True)
+            (scratch / "meta.json").write_text(json.dumps({"identity": identity, "tokens": counts}))
             try:
                 scratch.rename(folder)
-            except OSError:
+            except OSError:  # another process was faster
                 if not (folder / "meta.json").is_file():
                     raise
         finally:
@@ -510,7 +515,7 @@ class TextDataModule(pl.LightningDataModule):
             tokenizer = self._tokenizer or ByteTokenizer()
             self._identity = {"kind": "text", **tokenizer.identity(), "source": {"name": "prompts"}}
             return
-        if self._folder is None:
+        if self._folder is None:  # prepare_data ran in another process
             self._folder = self._cached(*self._corpus())
         meta = json.loads((self._folder / "meta.json").read_text())
         self._identity, counts = meta["identity"], meta["tokens"]

@@ -1,6 +1,7 @@
 """The two console scripts: ``lightning`` trains, tests and predicts; ``zoo`` uses what was trained."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +15,16 @@ def _one_line(run: Callable[[], None]) -> None:
     """Run; end a user's mistake in one line on standard error and exit code 2."""
     try:
         run()
-    except (ZooError, MisconfigurationException) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, (ZooError, MisconfigurationException)):
+            cause = cause.__cause__  # jsonargparse wraps what a constructor raises
+        if cause is None:
+            raise
+        print(f"error: {' '.join(str(cause).split())}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

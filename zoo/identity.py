@@ -98,6 +98,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise ZooError(f"checkpoint: there is no file {path}; look for .ckpt files in the run's checkpoints folder")
     try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()  # torch.load doesn't look at the checksums that torch.save writes
+        if broken is not None:
+            raise ZooError(_damaged(path))
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "weights_only" in str(error).lower() or "unsupported global" in str(error).lower():

@@ -2,7 +2,9 @@
 newest run of a config, and a run ends by saying where its results are."""
 
 import json
+import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info
 
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
@@ -38,6 +39,13 @@ def checkpoint_config(path: str) -> dict[str, Any]:
     return config
 
 
+def quiet_advertisements() -> None:
+    """Leave out of a run's output what no user can act on: tips for other products, Lightning's own deprecations."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
+    warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+
+
 def _option(args: list[str], name: str) -> str | None:
     value = None
     for i, argument in enumerate(args):
@@ -52,6 +60,7 @@ class ZooCLI(LightningCLI):
     """``lightning fit|validate|test|predict``; every flag is Lightning's own but ``--predictions.path``."""
 
     def __init__(self, args: ArgsType = None) -> None:
+        quiet_advertisements()
         super().__init__(
             ZooTask,
             pl.LightningDataModule,
@@ -59,6 +68,7 @@ class ZooCLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},  # a resumed run goes on in its own folder
+            auto_configure_optimizers=False,  # those want parameters before configure_model has made them
             load_from_checkpoint_support=False,  # our checkpoints carry plain settings
             parser_kwargs={"description": "Train, test and use the models of the zoo."},
             args=args,
@@ -82,6 +92,8 @@ class ZooCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        if self.subcommand != "fit":  # only a run that goes on needs the callbacks of the one before
+            warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")
         path = config.get("ckpt_path")
         if path == "last":
             self._find_last(config)
@@ -108,15 +120,17 @@ class ZooCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Say where the results are."""
+        if not self.trainer.is_global_zero:
+            return
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
                 best = _shown(callback.best_model_path)
                 score = callback.best_model_score
                 reached = "" if score is None else f" ({callback.monitor} {float(score):.4f})"
-                rank_zero_info(f"Best checkpoint: {best}{reached}")
+                print(f"Best checkpoint: {best}{reached}")
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                rank_zero_info(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
+                print(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
 
 
 def _shown(path: str) -> Path:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.attention.deferred import SharedMetrics
-from zoo.attention.metric import PrefixState, StructuredMLPForM, check_heads
+from zoo.attention.metric import PrefixState, StructuredMLPForM, check_dropout, check_heads, check_input
 from zoo.errors import ZooError
 
 
@@ -51,6 +51,9 @@ def check_mode(use_M: bool, use_mlp: bool, share_mlp: bool, options: GeneratorOp
             "share_mlp: got True with use_mlp False; there is no generator to share, so set use_mlp to True or "
             "share_mlp to False"
         )
+    if unknown := set(options) - set(GeneratorOptions.__annotations__):
+        known = ", ".join(GeneratorOptions.__annotations__)
+        raise TypeError(f"got an unexpected option {', '.join(sorted(unknown))}; the generator's options are {known}")
     if not use_mlp:
         for name, off in _SWITCHED_OFF.items():
             if options.get(name, off) != off:
@@ -81,6 +84,11 @@ class AttentionCache:
         start, end = self.length, self.length + T
         if end > self.capacity:
             raise ZooError(f"cache: got {end} tokens for a capacity of {self.capacity}; make a larger cache")
+        if self.keys is not None and self.keys.shape[:2] != (B, H):
+            raise ZooError(
+                f"cache: got {B} rows and {H} heads, but it holds {tuple(self.keys.shape[:2])}; "
+                "use a new cache for another batch or model"
+            )
         if self.keys is None or self.values is None:
             self.keys, self.values = k.new_empty(B, H, self.capacity, dh), v.new_empty(B, H, self.capacity, dh)
         self.keys[:, :, start:end], self.values[:, :, start:end] = k, v
@@ -142,7 +150,12 @@ class MBasedAttention(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(d_model, n_heads)
+        check_dropout(dropout)
         check_mode(use_M, use_mlp, shared_mlp is not None, options)
+        if shared_mlp is not None and options:
+            raise ZooError(
+                f"{next(iter(options))}: given beside shared_mlp, which has its own options; give it to that generator"
+            )
         if shared_mlp is not None and (shared_mlp.d_model, shared_mlp.n_heads) != (d_model, n_heads):
             raise ZooError(
                 f"shared_mlp: got one for d_model {shared_mlp.d_model} and {shared_mlp.n_heads} heads; this layer has "
@@ -197,13 +210,10 @@ class MBasedAttention(nn.Module):
         Returns:
             y (B, T, D), and the weights (B, H, T, keys) or None. A query with no visible key mixes to zero.
         """
-        if x.dim() != 3 or x.shape[-1] != self.d_model:
-            raise ZooError(f"x: got shape {tuple(x.shape)}; expected (batch, tokens, {self.d_model})")
+        check_input(x, self.d_model, padding_mask)
         B, T, _ = x.shape
         real: Tensor | None = None
         if padding_mask is not None:
-            if padding_mask.shape != (B, T):
-                raise ZooError(f"padding_mask: got shape {tuple(padding_mask.shape)}; expected {(B, T)}")
             real = padding_mask.bool()
             x = x.masked_fill(~real.unsqueeze(-1), 0)  # NaN in padding would survive a product with zero
 

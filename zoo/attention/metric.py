@@ -8,11 +8,38 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.attention.deferred import SharedMetrics
 from zoo.errors import ZooError
 
 OFF_DIAG_MODES = ("mlp", "linear_comb", "bayesian", "separate_B")
+
+
+# Fused optimizers write to parameters without raising their version; this counts the steps of all optimizers.
+_optimizer_steps = 0
+
+
+def _count_step(*_: object) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+def check_dropout(dropout: float) -> None:
+    """Raise ZooError unless ``dropout`` is a probability below one."""
+    if not 0 <= dropout < 1:
+        raise ZooError(f"dropout: got {dropout}; must lie in [0, 1)")
+
+
+def check_input(x: Tensor, d_model: int, padding_mask: Tensor | None) -> None:
+    """Raise ZooError unless x is (B, T, d_model) and the mask, if any, (B, T)."""
+    if x.dim() != 3 or x.shape[-1] != d_model:
+        raise ZooError(f"x: got shape {tuple(x.shape)}; expected (batch, tokens, {d_model})")
+    if padding_mask is not None and padding_mask.shape != x.shape[:2]:
+        raise ZooError(f"padding_mask: got shape {tuple(padding_mask.shape)}; expected {tuple(x.shape[:2])}")
 
 
 def check_heads(d_model: int, n_heads: int) -> None:
@@ -63,6 +90,10 @@ def prefix_mean_context(x: Tensor, padding_mask: Tensor | None = None, state: Pr
         count = real.to(wide.dtype).cumsum(dim=1)
     if state is not None:
         if state.total is not None and state.count is not None:
+            if len(state.total) != len(x):
+                raise ZooError(
+                    f"cache: got {len(x)} rows, but it holds {len(state.total)}; use a new one for another batch"
+                )
             total, count = total + state.total.unsqueeze(1), count + state.count.unsqueeze(1)
         state.total, state.count = total[:, -1], count[:, -1].expand(x.shape[0], 1)
     return (total / count.clamp(min=1)).to(x.dtype)
@@ -119,6 +150,7 @@ class StructuredMLPForM(nn.Module):
     ) -> None:
         super().__init__()
         check_heads(d_model, n_heads)
+        check_dropout(dropout)
         if off_diag_mode not in OFF_DIAG_MODES:
             raise ZooError(f"off_diag_mode: got {off_diag_mode!r}; choose one of {', '.join(OFF_DIAG_MODES)}")
         if any(width < 1 for width in hidden_dims):
@@ -165,7 +197,7 @@ class StructuredMLPForM(nn.Module):
             self.bias_scale = nn.Parameter(torch.randn(n_layers, layer_bias_rank) * spread)
 
         self.last_context: Tensor | None = None  # no buffer: DDP would broadcast it between batches of unequal size
-        self._fused: tuple[list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
+        self._fused: tuple[int, list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------------ the full matrix
 
@@ -255,6 +287,7 @@ class StructuredMLPForM(nn.Module):
 
     def _context(self, x: Tensor, causal: bool, padding_mask: Tensor | None, state: PrefixState | None) -> Tensor:
         """What the metrics are generated from, (B, D) or causal (B, T, D); the last of it is kept for pictures."""
+        check_input(x, self.d_model, padding_mask)
         if causal:
             context = prefix_mean_context(x, padding_mask, state)
             self.last_context = context[:, -1].detach()
@@ -317,6 +350,10 @@ class StructuredMLPForM(nn.Module):
         The sources' detached views are kept beside the result: they share storage and version counter with the
         parameters, so neither an in-place update, nor a swapped ``.data``, nor memory used again goes unnoticed.
         """
+        with torch.autocast(self.out.weight.device.type, enabled=False):  # the sum is kept for calls without it too
+            return self._kept_or_fused()
+
+    def _kept_or_fused(self) -> tuple[Tensor, Tensor]:
         sampled = self.off_diag_mode == "bayesian" and self.training
         if torch.is_grad_enabled() or sampled or torch.compiler.is_compiling():
             self._fused = None
@@ -325,17 +362,21 @@ class StructuredMLPForM(nn.Module):
         if any(source.is_inference() for source in sources):  # these have no version counter
             return self._fuse()
         if self._fused is not None:
-            seen, fused = self._fused
-            if len(seen) == len(sources) and all(
-                old.data_ptr() == new.data_ptr()
-                and old.dtype == new.dtype
-                and old.device == new.device
-                and version == new._version
-                for (old, version), new in zip(seen, sources, strict=True)
+            step, seen, fused = self._fused
+            if (
+                step == _optimizer_steps
+                and len(seen) == len(sources)
+                and all(
+                    old.data_ptr() == new.data_ptr()
+                    and old.dtype == new.dtype
+                    and old.device == new.device
+                    and version == new._version
+                    for (old, version), new in zip(seen, sources, strict=True)
+                )
             ):
                 return fused
         fused = self._fuse()
-        self._fused = [(source.detach(), source._version) for source in sources], fused
+        self._fused = _optimizer_steps, [(source.detach(), source._version) for source in sources], fused
         return fused
 
     def _fuse_sources(self) -> list[Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from zoo.attention import AttentionCache, GeneratorOptions, MBasedAttention, PrefixState, StructuredMLPForM, check_mode
 from zoo.attention.deferred import SharedMetrics
+from zoo.attention.metric import check_dropout, check_input
 from zoo.errors import ZooError
 
 
@@ -107,8 +108,7 @@ class Decoder(nn.Module):
         for name, value in (("d_ff", d_ff), ("n_layers", n_layers)):
             if value < 1:
                 raise ZooError(f"{name}: got {value}; must be at least 1")
-        if not 0 <= dropout < 1:
-            raise ZooError(f"dropout: got {dropout}; must lie in [0, 1)")
+        check_dropout(dropout)
         check_mode(use_M, use_mlp, share_mlp, options)
         self.d_model, self.norm_first = d_model, norm_first
         self.shared_mlp = (
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
                     layer_idx=i,
                     n_layers=n_layers,
                     use_multihead_M=use_multihead_M,
-                    **options,
+                    **({} if share_mlp else options),
                 ),
                 d_ff,
                 dropout,
@@ -148,6 +148,12 @@ class Decoder(nn.Module):
             padding_mask: (B, T), True or non-zero at real tokens; outputs elsewhere are zero.
             cache: keys, values and contexts of earlier tokens; x then holds the new ones only.
         """
+        check_input(x, self.d_model, padding_mask)
+        if cache is not None and len(cache.layers) != len(self.layers):
+            raise ZooError(
+                f"cache: got one for {len(cache.layers)} layers; this decoder has {len(self.layers)}, so make it with "
+                f"DecoderCache({len(self.layers)}, capacity)"
+            )
         hidden = None if padding_mask is None else ~padding_mask.bool().unsqueeze(-1)
         if hidden is not None:
             x = x.masked_fill(hidden, 0)
@@ -404,16 +410,21 @@ class LanguageModel(nn.Module):
                     f"prompts: number {i} has token {max(prompt) if min(prompt) >= 0 else min(prompt)}; tokens lie in "
                     f"0..{self.vocab_size - 1}, so encode it with this model's tokenizer"
                 )
-        if max_new_tokens < 0:
-            raise ZooError(f"max_new_tokens: got {max_new_tokens}; must be 0 or more")
-        if not (temperature >= 0 and math.isfinite(temperature)):
-            raise ZooError(f"temperature: got {temperature}; must be 0 (take the likeliest) or a positive number")
-        if top_k is not None and top_k < 1:
-            raise ZooError(f"top_k: got {top_k}; must be at least 1, or left out")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ZooError(f"top_p: got {top_p}; must lie in (0, 1], or be left out")
+        check_sampling(max_new_tokens, temperature, top_k, top_p)
         if any(not len(end) for end in stop):
             raise ZooError("stop: got an empty sequence; every stop needs at least one token")
+
+
+def check_sampling(max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise ZooError, by name, for a setting of generation that is out of range."""
+    if max_new_tokens < 0:
+        raise ZooError(f"max_new_tokens: got {max_new_tokens}; must be 0 or more")
+    if not (temperature >= 0 and math.isfinite(temperature)):
+        raise ZooError(f"temperature: got {temperature}; must be 0 (take the likeliest) or a positive number")
+    if top_k is not None and top_k < 1:
+        raise ZooError(f"top_k: got {top_k}; must be at least 1, or left out")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ZooError(f"top_p: got {top_p}; must lie in (0, 1], or be left out")
 
 
 def choose_tokens(

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from torchmetrics.text import Perplexity
 
 from zoo.errors import ZooError
-from zoo.models.decoder import LanguageModel
+from zoo.models.decoder import LanguageModel, check_sampling
 from zoo.tasks.base import ZooTask
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity
 
@@ -134,6 +134,7 @@ class LanguageModelTask(ZooTask):
     ) -> None:
         super().__init__(lr, weight_decay, beta2, warmup, min_lr)
         self.save_hyperparameters()
+        check_sampling(max_new_tokens, temperature, top_k, top_p)
         self._make_network(vocab_size=1, device="meta")  # a setting without meaning is refused before any data is read
         self.bits_per_byte, self.perplexity = BitsPerByte(), Perplexity()
 
@@ -220,9 +221,10 @@ class LanguageModelTask(ZooTask):
         if not self.is_built:
             raise ZooError("generate: this task has no network yet; load a checkpoint with load_from_checkpoint")
         own = {name: self.hparams[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p", "stop")}
-        chosen = {**own, "seed": self.hparams["sample_seed"], **settings}
-        if unknown := set(settings) - set(chosen):
-            raise ZooError(f"generate: got {', '.join(sorted(unknown))}; it knows {', '.join(chosen)}")
+        own["seed"] = self.hparams["sample_seed"]
+        if unknown := set(settings) - set(own):
+            raise ZooError(f"generate: got {', '.join(sorted(unknown))}; it knows {', '.join(own)}")
+        chosen = {**own, **settings}
         stops: Sequence[str] = chosen.pop("stop")
         if isinstance(stops, str) or any(not stop for stop in stops):
             raise ZooError(f"stop: got {stops!r}; give a list of texts, none of them empty")
