@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-
 from zoo.errors import ZooError
 
 
@@ -19,6 +17,8 @@ def _one_line(run: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except Exception as error:
+        from lightning.fabric.utilities.exceptions import MisconfigurationException  # takes seconds: not for --help
+
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, (ZooError, MisconfigurationException)):
             cause = cause.__cause__  # jsonargparse wraps what a constructor raises

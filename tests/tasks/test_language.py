@@ -204,7 +204,7 @@ def test_text_from_elsewhere_with_the_same_vocabulary_is_a_warning_not_a_refusal
     (tmp_path / "other.txt").write_text("other words\n" * 300)
     data = TextDataModule(path=str(tmp_path / "other.txt"), tokenizer=str(trained), window=16, batch_size=4)
     task = LanguageModelTask(**TINY)
-    with pytest.warns(UserWarning, match="The checkpoint's data came from"):
+    with pytest.warns(UserWarning, match=r"was trained on name corpus.*; this is name other.txt"):
         pl.Trainer(**SILENT).test(task, data, ckpt_path=trained, verbose=False)
 
 

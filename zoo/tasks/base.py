@@ -15,6 +15,10 @@ from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import CHECKPOINT_KEY, check_identity, differences, digest, read_claim
 
 
+def _listed(source: Mapping[str, Any] | None) -> str:
+    return "unknown data" if source is None else ", ".join(f"{name} {value}" for name, value in source.items())
+
+
 def plain(value: object) -> Any:
     """A copy in JSON's types: tuples become lists."""
     if isinstance(value, Mapping):
@@ -137,9 +141,9 @@ class ZooTask(pl.LightningModule, ABC):
                 "checkpoint's, or train anew without --ckpt_path"
             )
         self._check_tensors(checkpoint["state_dict"])
-        if claim["identity"].get("source") != self.data_identity.get("source"):
-            old, new = claim["identity"].get("source"), self.data_identity.get("source")
-            rank_zero_warn(f"The checkpoint's data came from {old}, this data comes from {new}: figures may differ")
+        old, new = claim["identity"].get("source"), self.data_identity.get("source")
+        if old != new and self._trainer is not None and self._trainer.state.fn != "predict":
+            rank_zero_warn(f"The checkpoint was trained on {_listed(old)}; this is {_listed(new)}: figures may differ")
 
     def _check_tensors(self, saved: Mapping[str, Tensor]) -> None:
         own = self.state_dict()
