@@ -1,5 +1,6 @@
 """The data modules."""
 
+from datamodules.tables import GraphTableDataModule
 from datamodules.text import TextDataModule
 
-__all__ = ["TextDataModule"]
+__all__ = ["GraphTableDataModule", "TextDataModule"]

@@ -431,6 +431,11 @@ class TextDataModule(pl.LightningDataModule):
             claim = read_claim(read_checkpoint(tokenizer), tokenizer)
             self._tokenizer = tokenizer_from_identity(claim["identity"])
 
+    @staticmethod
+    def as_in_checkpoint(path: str) -> dict[str, Any]:
+        """Arguments with which other text is read as a checkpoint's was: with its vocabulary."""
+        return {"tokenizer": path}
+
     # ------------------------------------------------------------------ preparation
 
     @property

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import lightning.pytorch as pl  # here, so that its log isn't bound to the captured output of a single test
 import pytest
 import torch
 
@@ -73,8 +74,6 @@ def tiny_arguments(corpus):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, corpus, shared_cache) -> Path:
     """A checkpoint of a tiny DAMCHA language model, trained for a few steps on the test corpus."""
-    import lightning.pytorch as pl
-
     from datamodules import TextDataModule
     from zoo.tasks import LanguageModelTask
 

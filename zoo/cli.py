@@ -4,9 +4,15 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from zoo.errors import ZooError
+from zoo.errors import ZooError, listed
+
+if TYPE_CHECKING:
+    from zoo.tasks import ZooTask
+
+Task = TypeVar("Task", bound="ZooTask")
 
 
 def _one_line(run: Callable[[], None]) -> None:
@@ -48,6 +54,7 @@ def zoo_main(args: Sequence[str] | None = None) -> None:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
+    _add_explain(commands)
     chosen = parser.parse_args(args)
     _one_line(lambda: chosen.run(chosen))
 
@@ -81,7 +88,9 @@ def _add_generate(commands: Any) -> None:
 
 
 def _generate(chosen: argparse.Namespace) -> None:
-    task = load_language_task(chosen.ckpt, chosen.device)
+    from zoo.tasks import LanguageModelTask
+
+    task = load_task(chosen.ckpt, LanguageModelTask, chosen.device)
     prompt = sys.stdin.read() if chosen.prompt == "-" else chosen.prompt
     sys.stdout.write(prompt)
     pieces = task.stream(
@@ -99,32 +108,79 @@ def _generate(chosen: argparse.Namespace) -> None:
     sys.stdout.write("\n")
 
 
-def load_language_task(path: str, device: str = "cpu") -> Any:
-    """The language model of a checkpoint, in eval mode.
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="which nodes and edges of a graph mattered",
+        description="Write which nodes and edges mattered to a graph model's predictions: a table of nodes (gradient x "
+        "input, averaged over the rows), beside it a table of edges (attention) and a picture of the graph.",
+    )
+    explain.add_argument("--ckpt", required=True, metavar="FILE", help="the checkpoint; it holds graph and classes")
+    explain.add_argument("--data", metavar="FILE", help="table with the rows to explain; default: the embedded one")
+    explain.add_argument("--out", required=True, metavar="NODES.csv", help="also writes NODES_edges.csv and NODES.png")
+    explain.add_argument("--target", metavar="NAME", help="class to explain; needed where there are more than two")
+    explain.add_argument("--id-column", metavar="NAME", help="column that names the rows")
+    explain.add_argument("--row", action="append", default=[], metavar="ID", help="only this row; may be repeated")
+    explain.add_argument("--device", default="cpu", help="where to run, such as cpu or cuda; default: %(default)s")
+    explain.set_defaults(run=_explain)
+
+
+def _explain(chosen: argparse.Namespace) -> None:
+    from datamodules.tables import GraphTableDataModule
+    from zoo.explain import draw, explain
+    from zoo.tasks import GraphPredictionTask
+
+    out = Path(chosen.out)
+    if out.suffix != ".csv":
+        raise ZooError(f"--out: got {chosen.out!r}; the file must end in .csv")
+    if not out.parent.is_dir():
+        raise ZooError(f"--out: there is no folder {out.parent}; make it first")
+    task = load_task(chosen.ckpt, GraphPredictionTask, chosen.device)
+    data = GraphTableDataModule(
+        predict_features=chosen.data,
+        id_column=chosen.id_column,
+        from_checkpoint=chosen.ckpt,
+        unmatched_columns="ignore",
+    )
+    data.prepare_data()
+    data.setup("predict")
+    batches = list(data.predict_dataloader())
+    if chosen.row:
+        known = {name for batch in batches for name in batch["id"]}
+        if unknown := [row for row in chosen.row if row not in known]:
+            raise ZooError(f"--row: got {listed(unknown)}; the table has {listed(sorted(known))}")
+        places = [[i for i, name in enumerate(batch["id"]) if name in chosen.row] for batch in batches]
+        batches = [{"values": batch["values"][p]} for batch, p in zip(batches, places, strict=True) if p]
+    nodes, edges = explain(task, batches, chosen.target)
+    edges_file, picture = out.with_name(f"{out.stem}_edges.csv"), out.with_suffix(".png")
+    nodes.to_csv(out, index=False)
+    edges.to_csv(edges_file, index=False)
+    draw(task, nodes, edges, picture)
+    print(nodes.head(10).to_string(index=False))
+    print(f"Nodes: {out}; edges: {edges_file}; picture: {picture}")
+
+
+def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:
+    """The task of a checkpoint, in eval mode.
 
     Raises:
-        ZooError: if the file is no checkpoint, or not one of a language model.
+        ZooError: if the file is no checkpoint, or one of another family.
     """
     import torch
 
     from zoo.identity import read_checkpoint, read_claim
-    from zoo.tasks import LanguageModelTask
 
     checkpoint = read_checkpoint(path)
     claim = read_claim(checkpoint, path)
-    task_name = f"{LanguageModelTask.__module__}.{LanguageModelTask.__qualname__}"
-    if claim["task"] != task_name:
-        raise ZooError(f"--ckpt: {path} was made by {claim['task']}; generate needs a language model's checkpoint")
+    if claim["task"] != f"{kind.__module__}.{kind.__qualname__}":
+        raise ZooError(f"--ckpt: {path} was made by {claim['task']}; this command needs one of {kind.__qualname__}")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ZooError(
-            f"--device: got {device!r}, which can't be used here ({str(error).splitlines()[0]}); try cpu"
-        ) from None
-    task = LanguageModelTask(**claim["settings"])
+        reason = str(error).splitlines()[0]
+        raise ZooError(f"--device: got {device!r}, which can't be used here ({reason}); try cpu") from None
+    task = kind(**claim["settings"])
     task.on_load_checkpoint(checkpoint)
     task.load_state_dict(checkpoint["state_dict"])
-    return task.to(device).eval()
-
-
-__all__ = ["lightning_main", "load_language_task", "zoo_main"]
+    task.to(device).eval()
+    return task

@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 
 CHECKPOINT_KEY = "zoo"  # where a checkpoint keeps its claim: {"task", "network", "data", "identity", "digest", ...}
 PROVENANCE = ("source",)
-_SHOWN = 5  # how many names of a kind a message lists
 
 
 def canonical_json(value: object) -> str:
@@ -32,11 +31,6 @@ def digest(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 
-def _some(names: Sequence[object]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
 def _list_differences(name: str, saved: Sequence[Any], current: Sequence[Any]) -> list[str]:
     found = []
     if len(saved) != len(current):
@@ -45,9 +39,9 @@ def _list_differences(name: str, saved: Sequence[Any], current: Sequence[Any]) -
     missing = [item for item in saved if canonical_json(item) not in here]
     extra = [item for item in current if canonical_json(item) not in known]
     if missing:
-        found.append(f"{name}: only in the checkpoint: {_some(missing)}")
+        found.append(f"{name}: only in the checkpoint: {listed(missing)}")
     if extra:
-        found.append(f"{name}: only here: {_some(extra)}")
+        found.append(f"{name}: only here: {listed(extra)}")
     for i, (old, new) in enumerate(zip(saved, current, strict=False)):
         if old != new:
             found.append(f"{name}: first difference at {i}: {old!r} in the checkpoint, {new!r} here")

@@ -1,6 +1,7 @@
 """Lightning's own command line, with three things added: a checkpoint alone is enough, ``--ckpt_path last`` finds the
 newest run of a config, and a run ends by saying where its results are."""
 
+import importlib
 import json
 import logging
 import sys
@@ -32,10 +33,12 @@ def checkpoint_config(path: str) -> dict[str, Any]:
     claim = read_claim(read_checkpoint(path), path)
     config: dict[str, Any] = {"model": {"class_path": claim["task"], "init_args": claim["settings"]}}
     if claim["data"] is not None:
-        init_args = dict(claim["data"]["init_args"])
-        if init_args.get("tokenizer", "byte") != "byte":
-            init_args["tokenizer"] = path  # other text, same vocabulary
-        config["data"] = {"class_path": claim["data"]["class_path"], "init_args": init_args}
+        class_path, init_args = claim["data"]["class_path"], dict(claim["data"]["init_args"])
+        module, _, name = class_path.rpartition(".")
+        data_class = getattr(importlib.import_module(module), name)
+        if hasattr(data_class, "as_in_checkpoint"):
+            init_args |= data_class.as_in_checkpoint(path)
+        config["data"] = {"class_path": class_path, "init_args": init_args}
     return config
 
 

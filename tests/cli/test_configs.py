@@ -9,9 +9,28 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 LANGUAGE = sorted(path.relative_to(CONFIGS).as_posix() for path in (CONFIGS / "lm").glob("*.yaml"))
 
 
+GRAPH = sorted(path.relative_to(CONFIGS).as_posix() for path in (CONFIGS / "graph").glob("*.yaml"))
+
+
 def test_every_family_of_configs_is_run_by_a_test():
-    assert {path.name for path in CONFIGS.iterdir()} == {"lm"}
+    assert {path.name for path in CONFIGS.iterdir()} == {"lm", "graph"}
     assert LANGUAGE
+    assert GRAPH
+
+
+@pytest.mark.parametrize("config", GRAPH)
+def test_graph_config_fits_two_steps_validates_and_leaves_its_run(config, lightning, tmp_path):
+    if "pbmc" in config:
+        pytest.importorskip("anndata", reason="the PBMC table needs the extra bio")
+        pytest.importorskip("scanpy", reason="the PBMC table needs the extra bio")
+    lightning(
+        *("fit", "--config", CONFIGS / config, "--trainer.max_steps", 2, "--trainer.val_check_interval", 2),
+        *("--trainer.check_val_every_n_epoch", "null", "--trainer.enable_progress_bar", "false"),
+    )
+    run = tmp_path / "runs" / "graph" / Path(config).stem / "version_0"
+    assert (run / "checkpoints" / "best.ckpt").is_file()
+    assert (run / "config.yaml").is_file()
+    assert list(run.glob("events.out.tfevents*"))
 
 
 @pytest.mark.parametrize("config", LANGUAGE)

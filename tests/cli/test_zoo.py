@@ -74,7 +74,7 @@ def test_checkpoint_of_another_family_is_refused(trained, tmp_path, capsys):
     torch.save(checkpoint, tmp_path / "graph.ckpt")
     with pytest.raises(SystemExit):
         zoo_main(["generate", "--ckpt", str(tmp_path / "graph.ckpt")])
-    assert "generate needs a language model's checkpoint" in capsys.readouterr().err
+    assert "this command needs one of LanguageModelTask" in capsys.readouterr().err
 
 
 def test_installed_command_answers_and_a_closed_pipe_is_no_traceback(trained):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
-from datamodules.loaders import ResumableLoader, WindowSampler
+from datamodules.loaders import ResumableLoader, ShuffledSampler, WindowSampler
 
 
 class Starts(Dataset):
@@ -43,13 +43,39 @@ def test_windows_of_an_epoch_fit_do_not_overlap_and_leave_little_out(n_tokens, w
 def test_epochs_differ_in_order_and_offset_and_repeat_exactly():
     loader = make()
     first = batches(loader)
-    loader.windows.set_epoch(1)
+    loader.order.set_epoch(1)
     second = batches(loader)
     assert first != second
     assert {start % 10 for batch in first for start in batch} != {start % 10 for batch in second for start in batch}
-    loader.windows.set_epoch(0)
+    loader.order.set_epoch(0)
     assert batches(loader) == first
     assert batches(make(seed=1)) != first
+
+
+@given(n=st.integers(1, 200), replicas=st.integers(1, 7), seed=st.integers(0, 9), epoch=st.integers(0, 5))
+@settings(deadline=None, max_examples=100)
+def test_shuffled_rows_all_come_every_epoch_in_equal_shares(n, replicas, seed, epoch):
+    parts = [ShuffledSampler(n, replicas, rank, seed) for rank in range(replicas)]
+    for part in parts:
+        part.set_epoch(epoch)
+    shares = [list(part) for part in parts]
+    assert {len(share) for share in shares} == {len(parts[0])} == {-(-n // replicas)}
+    seen = [index for share in shares for index in share]
+    assert set(seen) == set(range(n))
+    if n % replicas == 0:
+        assert len(seen) == n
+
+
+def test_rows_are_shuffled_anew_each_epoch_and_the_last_batch_may_be_partial():
+    loader = ResumableLoader(Starts(), ShuffledSampler(10, seed=3), batch_size=4)
+    first = batches(loader)
+    assert [len(batch) for batch in first] == [4, 4, 2]
+    assert batches(loader) == first
+    loader.order.set_epoch(1)
+    assert batches(loader) != first
+    loader.load_state_dict({"epoch": 1, "batches": 2})
+    rest = batches(loader)
+    assert rest == batches(loader)[2:]
 
 
 def test_processes_share_an_epoch_without_overlap():
@@ -62,21 +88,21 @@ def test_processes_share_an_epoch_without_overlap():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_goes_on_after_the_batches_it_has_given(workers):
     whole = make()
-    whole.windows.set_epoch(2)
+    whole.order.set_epoch(2)
     expected = batches(whole)
     broken = make()
-    broken.windows.set_epoch(2)
+    broken.order.set_epoch(2)
     iterator = iter(broken)
     seen = [next(iterator).tolist() for _ in range(7)]
     state = broken.state_dict()
     resumed = make(num_workers=workers)
     resumed.load_state_dict(state)
     iterator = iter(resumed)  # Lightning makes the iterator first and tells the epoch then
-    resumed.windows.set_epoch(2)
+    resumed.order.set_epoch(2)
     rest = [batch.tolist() for batch in iterator]
     assert seen + rest == expected
-    resumed.windows.set_epoch(3)
-    whole.windows.set_epoch(3)
+    resumed.order.set_epoch(3)
+    whole.order.set_epoch(3)
     assert batches(resumed) == batches(whole)
 
 
@@ -87,8 +113,8 @@ def test_state_of_a_finished_epoch_starts_the_next_from_its_beginning():
     assert state["batches"] == len(everything)
     resumed = make()
     resumed.load_state_dict(state)
-    resumed.windows.set_epoch(1)
-    loader.windows.set_epoch(1)
+    resumed.order.set_epoch(1)
+    loader.order.set_epoch(1)
     assert batches(resumed) == batches(loader)
 
 

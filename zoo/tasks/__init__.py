@@ -1,6 +1,7 @@
 """The tasks: what `lightning fit` trains."""
 
 from zoo.tasks.base import ZooTask
+from zoo.tasks.graph import GraphPredictionTask
 from zoo.tasks.language import LanguageModelTask
 
-__all__ = ["LanguageModelTask", "ZooTask"]
+__all__ = ["GraphPredictionTask", "LanguageModelTask", "ZooTask"]

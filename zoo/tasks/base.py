@@ -1,5 +1,6 @@
 """What the tasks of all families share: the network's birth from a data identity, checks on load, the optimizer."""
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,8 +12,38 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from zoo.attention.packed import check_packed_layers
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import CHECKPOINT_KEY, check_identity, differences, digest, read_claim
+from zoo.identity import (
+    CHECKPOINT_KEY,
+    PROVENANCE,
+    canonical_json,
+    check_identity,
+    differences,
+    digest,
+    read_claim,
+)
+
+IDENTITY_TENSOR = "data_identity"  # where a bare state dict keeps the identity, as the UTF-8 of its canonical JSON
+
+
+def _add_identity(task: "ZooTask", state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    if task._identity is not None:
+        binding = {name: value for name, value in task._identity.items() if name not in PROVENANCE}
+        text = bytearray(canonical_json(binding).encode())
+        state[f"{prefix}{IDENTITY_TENSOR}"] = torch.frombuffer(text, dtype=torch.uint8)
+
+
+def _identity_from_tensor(saved: Tensor) -> dict[str, Any]:
+    try:
+        identity = json.loads(bytes(saved.cpu().numpy()).decode())
+    except (ValueError, TypeError):
+        raise CheckpointMismatchError(
+            f"{IDENTITY_TENSOR}: not the UTF-8 text of an identity; the checkpoint was damaged, so take another copy"
+        ) from None
+    if not isinstance(identity, dict):
+        raise CheckpointMismatchError(f"{IDENTITY_TENSOR}: got a {type(identity).__name__}, not an identity")
+    return identity
 
 
 def _listed(source: Mapping[str, Any] | None) -> str:
@@ -48,6 +79,9 @@ class ZooTask(pl.LightningModule, ABC):
     mismatch_advice: ClassVar[str]
     """What to do about a checkpoint that was made for other data."""
 
+    predictions_suffix: ClassVar[str] = ".csv"
+    """What kind of file `lightning predict` writes if no path is given."""
+
     network: nn.Module
 
     def __init__(self, lr: float, weight_decay: float, beta2: float, warmup: float, min_lr: float) -> None:
@@ -63,6 +97,7 @@ class ZooTask(pl.LightningModule, ABC):
                 raise ZooError(f"model.{name}: got {value}; {rule}")
         self.lr, self.weight_decay, self.beta2, self.warmup, self.min_lr = lr, weight_decay, beta2, warmup, min_lr
         self._identity: dict[str, Any] | None = None
+        self.register_state_dict_post_hook(_add_identity)  # type: ignore[no-untyped-call]
         self._step_seed: int | None = None
 
     @abstractmethod
@@ -140,15 +175,30 @@ class ZooTask(pl.LightningModule, ABC):
                 f"checkpoint: of another network. {'; '.join(found)}. Leave these settings out to take the "
                 "checkpoint's, or train anew without --ckpt_path"
             )
-        self._check_tensors(checkpoint["state_dict"])
+        # load_state_dict looks at the tensors, before it copies any
         old, new = claim["identity"].get("source"), self.data_identity.get("source")
         if old != new and self._trainer is not None and self._trainer.state.fn != "predict":
             rank_zero_warn(f"The checkpoint was trained on {_listed(old)}; this is {_listed(new)}: figures may differ")
 
-    def _check_tensors(self, saved: Mapping[str, Tensor]) -> None:
-        own = self.state_dict()
-        found = [f"{name} is missing" for name in own if name not in saved]
-        found += [f"{name} is unknown" for name in saved if name not in own]
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As PyTorch's, after every check has passed: data identity, packed layers, names and shapes of all tensors.
+
+        Raises:
+            CheckpointMismatchError: and then nothing has been copied.
+        """
+        rest = dict(state_dict)
+        saved = rest.pop(IDENTITY_TENSOR, None)
+        if saved is not None and self._identity is not None:
+            check_identity(_identity_from_tensor(saved), self._identity, self.mismatch_advice)
+        check_packed_layers(self, rest)
+        self._check_tensors(rest, strict)
+        return super().load_state_dict(rest, strict, assign)
+
+    def _check_tensors(self, saved: Mapping[str, Tensor], strict: bool) -> None:
+        own = {name: value for name, value in self.state_dict().items() if name != IDENTITY_TENSOR}
+        optional = {name for name in own if name.endswith(("index_digest", "identity"))}  # their absence is no error
+        found = [f"{name} is missing" for name in own if name not in saved and name not in optional] if strict else []
+        found += [f"{name} is unknown" for name in saved if name not in own] if strict else []
         found += [
             f"{name} is {tuple(saved[name].shape)}, not {tuple(own[name].shape)}"
             for name in own

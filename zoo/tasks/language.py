@@ -83,6 +83,7 @@ class LanguageModelTask(ZooTask):
         sample_seed: for samples and predict: makes them repeatable.
     """
 
+    predictions_suffix: ClassVar[str] = ".jsonl"
     network: LanguageModel
     bytes_of_token: Tensor
     network_settings: ClassVar[tuple[str, ...]] = (
