@@ -20,11 +20,13 @@ def test_every_family_of_configs_is_run_by_a_test():
 
 @pytest.mark.parametrize("config", GRAPH)
 def test_graph_config_fits_two_steps_validates_and_leaves_its_run(config, lightning, tmp_path):
+    edges = ()
     if "pbmc" in config:
+        edges = ("--data.edges", CONFIGS / "graph" / "pbmc_edges.csv")
         pytest.importorskip("anndata", reason="the PBMC table needs the extra bio")
         pytest.importorskip("scanpy", reason="the PBMC table needs the extra bio")
     lightning(
-        *("fit", "--config", CONFIGS / config, "--trainer.max_steps", 2, "--trainer.val_check_interval", 2),
+        *("fit", "--config", CONFIGS / config, *edges, "--trainer.max_steps", 2, "--trainer.val_check_interval", 2),
         *("--trainer.check_val_every_n_epoch", "null", "--trainer.enable_progress_bar", "false"),
     )
     run = tmp_path / "runs" / "graph" / Path(config).stem / "version_0"
