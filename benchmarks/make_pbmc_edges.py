@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from datamodules.tables import PBMC, GraphTableDataModule, Table, encode_labels, read_table, split_rows
+from datamodules.table_columns import encode_labels, split_rows
+from datamodules.table_files import PBMC, Table, read_table
+from datamodules.tables import GraphTableDataModule
 
 LABEL, N_MODULES = "bulk_labels", 40
 TARGET = Path(__file__).parent.parent / "configs" / "graph" / "pbmc_edges.csv"

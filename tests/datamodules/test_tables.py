@@ -14,15 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-import datamodules.tables as tables_module
-from datamodules.tables import (
-    GraphTableDataModule,
-    breast_cancer_edges,
-    breast_cancer_table,
-    decide_problem,
-    sort_classes,
-    split_rows,
-)
+from datamodules.table_columns import decide_problem, sort_classes, split_rows
+from datamodules.table_files import breast_cancer_edges, breast_cancer_table, read_table
+from datamodules.tables import GraphTableDataModule
 from zoo.errors import CheckpointMismatchError, Kpnn2Error, ZooError
 from zoo.graph import AdjacencySpec, parse_adjacency
 from zoo.identity import digest
@@ -500,7 +494,7 @@ def test_pbmc_example_graph_is_made_of_training_cells_alone():
     found = importlib.util.spec_from_file_location("make_pbmc_edges", root / "benchmarks" / "make_pbmc_edges.py")
     script = importlib.util.module_from_spec(found)
     found.loader.exec_module(script)
-    table = tables_module.read_table("pbmc68k_reduced", "data.features")
+    table = read_table("pbmc68k_reduced", "data.features")
     trained = script.training_cells(table)
     shipped = root / "configs" / "graph" / "pbmc_edges.csv"
     data = ready("pbmc68k_reduced", edges=str(shipped), label="bulk_labels")

@@ -1,0 +1,291 @@
+"""Tables and edgelists from files: what is embedded, and what a user brings."""
+
+import csv
+import hashlib
+import importlib
+import importlib.util
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from zoo.errors import Kpnn2Error, ZooError, listed
+from zoo.graph import AdjacencySpec, parse_adjacency
+
+if TYPE_CHECKING:
+    TableLike: TypeAlias = str | pd.DataFrame
+else:
+    TableLike = str  # of a class in the signature, the command line would read the file as that class's own config
+PBMC = "pbmc68k_reduced"  # as a name for data.features: the table that the scanpy package carries
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_FORMATS = (*_DELIMITERS, ".parquet", ".h5ad")
+IN_MEMORY = "<DataFrame>"  # what a checkpoint's settings say in place of a DataFrame
+
+
+# ---------------------------------------------------------------------- what is embedded
+
+
+def breast_cancer_table() -> pd.DataFrame:
+    """Scikit-learn's breast cancer table: 569 rows, 30 named measurements and the column "diagnosis" as text."""
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer(as_frame=True)
+    names = np.array(data.target_names, dtype=object)
+    return data.data.assign(diagnosis=names[data.target])
+
+
+def breast_cancer_edges() -> pd.DataFrame:
+    """The graph in that table's column names: "worst radius" -> "radius" -> "size" -> "diagnosis", and so on."""
+    groups = {
+        "size": ("radius", "perimeter", "area"),
+        "shape": ("compactness", "concavity", "concave points", "symmetry", "fractal dimension"),
+        "surface": ("texture", "smoothness"),
+    }
+    edges = [(group, "diagnosis") for group in groups]
+    for group, features in groups.items():
+        for feature in features:
+            edges += [(feature, group)]
+            edges += [(column, feature) for column in (f"mean {feature}", f"{feature} error", f"worst {feature}")]
+    return pd.DataFrame(edges, columns=["source", "target"])
+
+
+def pbmc_file() -> Path:
+    """The 700 blood cells that the scanpy package carries, without importing it, which takes seconds.
+
+    Raises:
+        ZooError: if scanpy isn't installed, or has no such file.
+    """
+    found = importlib.util.find_spec("scanpy")
+    if found is None or not found.submodule_search_locations:
+        raise ZooError(
+            f"data.features: got {PBMC}, which comes with the scanpy package, and that isn't installed; "
+            "pip install 'damcha-zoo[bio]'"
+        )
+    path = Path(found.submodule_search_locations[0], "datasets", f"10x_{PBMC}.h5ad")
+    if not path.is_file():
+        raise ZooError(f"data.features: this version of scanpy has no {path}; pip install 'damcha-zoo[bio]'")
+    return path
+
+
+# ---------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it was read: what is known about its rows, and how to get measurements by column.
+
+    ``about`` has the columns that may be label, id, split or group, ``columns`` names those that may be measurements.
+    In most tables they are the same; in an .h5ad they are obs and the names of var.
+    """
+
+    argument: str
+    name: str
+    sha256: str
+    about: pd.DataFrame
+    columns: list[str]
+    take: Callable[[list[str]], pd.DataFrame]
+    row_names: list[str] | None
+
+    def __len__(self) -> int:
+        return len(self.about)
+
+    def require(self, argument: str, column: str) -> "pd.Series[Any]":
+        """A column of ``about``; refused by the name of the argument that asks for it, if there is none."""
+        if column not in self.about.columns:
+            raise ZooError(
+                f"{argument}: got {column!r}, but {self.name} has the columns {listed(list(self.about.columns))}; name "
+                "one of them"
+            )
+        return self.about[column]
+
+    def row_ids(self, column: str | None) -> list[str]:
+        """A name for each row: of a column, or the table's own, or its number from 0.
+
+        Raises:
+            ZooError: if a row has no name, or two have the same.
+        """
+        if column is None:
+            names = list(map(str, range(len(self)))) if self.row_names is None else self.row_names
+        else:
+            values = self.require("data.id_column", column)
+            if values.isna().any():
+                row = int(np.flatnonzero(values.isna())[0])
+                raise ZooError(f"data.id_column: {self.name} has no {column!r} in row {row}; give every row one")
+            names = list(map(str, values))
+        if len(set(names)) < len(names):
+            again = sorted(name for name, count in Counter(names).items() if count > 1)
+            raise ZooError(
+                f"data.id_column: {self.name} has more than one row named {listed(again)}; name a column whose values "
+                "are all different"
+            )
+        return names
+
+
+def read_table(features: TableLike | None, argument: str, as_text: Sequence[str | None] = ()) -> Table:
+    """Read a table from a file or a DataFrame; None is the embedded one.
+
+    Args:
+        features: a .csv, .tsv, .parquet or .h5ad file, ``pbmc68k_reduced``, a DataFrame, or None.
+        argument: what errors call it.
+        as_text: columns of a .csv or .tsv that aren't to become numbers, such as ids with leading zeros.
+
+    Raises:
+        ZooError: if there is no such file, it can't be read, is empty, or has two columns of one name.
+    """
+    if features is None or isinstance(features, pd.DataFrame):
+        name = "breast-cancer" if features is None else "DataFrame"
+        frame = _named_columns(breast_cancer_table() if features is None else features, argument, "the DataFrame")
+        if frame.index.name is not None and frame.index.name in as_text:
+            frame = frame.reset_index()
+        table = _plain_table(frame, argument, name, hashlib.sha256(_canonical_csv(frame)).hexdigest())
+    else:
+        path = pbmc_file() if features == PBMC else _existing(features, argument, _FORMATS)
+        with open(path, "rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        name = PBMC if features == PBMC else path.name
+        if path.suffix.lower() == ".h5ad":
+            table = _read_h5ad(path, argument, name, sha256)
+        else:
+            table = _plain_table(_read_frame(path, argument, as_text), argument, name, sha256)
+    if not len(table):
+        raise ZooError(f"{argument}: {table.name} has no rows; give a table with at least one")
+    return table
+
+
+def read_edges(edges: TableLike | None) -> AdjacencySpec:
+    """Read a graph from a file or a DataFrame with columns source and target; None is the embedded one.
+
+    Raises:
+        ZooError: if there is no such file, it can't be read, or it is no graph.
+    """
+    if edges is None:
+        frame = breast_cancer_edges()
+    elif isinstance(edges, pd.DataFrame):
+        frame = edges
+    else:
+        # names are taken as they stand: "NA" and "007" may well be nodes
+        frame = _read_frame(_existing(edges, "data.edges", (*_DELIMITERS, ".parquet")), "data.edges", None)
+    try:
+        return parse_adjacency(frame)
+    except Kpnn2Error as error:
+        where = f"{edges}: " if isinstance(edges, str) else ""
+        raise Kpnn2Error(f"data.edges: {where}{error}") from None
+
+
+def _existing(name: str, argument: str, formats: Sequence[str]) -> Path:
+    if name == IN_MEMORY:
+        raise ZooError(
+            f"{argument}: this checkpoint's table was a DataFrame, which it doesn't hold; name a file with {argument}"
+        )
+    path = Path(name).expanduser()
+    if not os.path.isfile(path):  # Path.is_file raises for a name too long
+        raise ZooError(f"{argument}: there is no file {name}; check the path")
+    if path.suffix.lower() not in formats:
+        raise ZooError(f"{argument}: got {name}; must be a {', '.join(formats)} file, so convert it to one")
+    return path
+
+
+def _plain_table(frame: pd.DataFrame, argument: str, name: str, sha256: str) -> Table:
+    return Table(argument, name, sha256, frame, list(frame.columns), lambda columns: frame[columns], None)
+
+
+def _canonical_csv(frame: pd.DataFrame) -> bytes:
+    """The same bytes whatever the order of columns."""
+    text: str = frame[sorted(frame.columns)].to_csv(index=False, lineterminator="\n")
+    return text.encode()
+
+
+def _named_columns(frame: pd.DataFrame, argument: str, where: str) -> pd.DataFrame:
+    names = pd.Index(list(map(str, frame.columns)), dtype=object)
+    if names.has_duplicates:
+        again = sorted(set(names[names.duplicated()]))
+        raise ZooError(f"{argument}: {where} has more than one column {listed(again)}; rename or drop one of each")
+    return frame.set_axis(names, axis=1)
+
+
+def _read_frame(path: Path, argument: str, as_text: Sequence[str | None] | None) -> pd.DataFrame:
+    """A .csv, .tsv or .parquet file; ``as_text`` None leaves every cell of the first two as it stands."""
+    try:
+        if path.suffix.lower() == ".parquet":
+            return _named_columns(_read_parquet(path, argument), argument, str(path))
+        header = _check_rows(path, argument)
+        options: dict[str, Any] = {"dtype": str, "keep_default_na": False}
+        if as_text is not None:
+            options = {"dtype": {name: str for name in as_text if name in header}, "low_memory": False}
+            options["float_precision"] = "round_trip"  # the default is off in the last bit of one number in many
+        delimiter = _DELIMITERS[path.suffix.lower()]
+        frame = pd.read_csv(path, sep=delimiter, encoding="utf-8-sig", index_col=False, **options)
+        return _named_columns(frame, argument, str(path))
+    except UnicodeDecodeError as error:
+        raise ZooError(
+            f"{argument}: {path} has bytes that are no UTF-8, the first at offset {error.start}; convert it "
+            "(iconv -t utf-8)"
+        ) from None
+    except (csv.Error, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors
+        kind = {".csv": "CSV", ".tsv": "TSV"}.get(path.suffix.lower(), "Parquet")
+        reason = " ".join(str(error).split())
+        raise ZooError(f"{argument}: {path} is no readable {kind} ({reason}); write it again") from None
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise ZooError(f"{argument}: {path} can't be read ({reason}); check file and permissions") from None
+
+
+def _check_rows(path: Path, argument: str) -> list[str]:
+    """The header of a .csv or .tsv. Pandas renames columns of one name and fills short rows; here they are refused."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter=_DELIMITERS[path.suffix.lower()], strict=True)
+        header = next(rows, [])
+        if not header:
+            raise ZooError(f"{argument}: {path} is empty; give a table with a header and rows")
+        _named_columns(pd.DataFrame(columns=header), argument, str(path))
+        for row in rows:
+            if row and len(row) != len(header):
+                raise ZooError(
+                    f"{argument}: {path} line {rows.line_num} has {len(row)} fields, but the header has {len(header)}; "
+                    "mend that line"
+                )
+    return header
+
+
+def _optional(module: str, argument: str, path: Path) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ZooError(f"{argument}: reading {path} needs {package}; pip install 'damcha-zoo[bio]'") from None
+
+
+def _read_parquet(path: Path, argument: str) -> pd.DataFrame:
+    table = _optional("pyarrow.parquet", argument, path).read_table(path)
+    _named_columns(pd.DataFrame(columns=table.column_names), argument, str(path))
+    frame = table.to_pandas()
+    return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()
+
+
+def _read_h5ad(path: Path, argument: str, name: str, sha256: str) -> Table:
+    anndata = _optional("anndata", argument, path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about how the file's maker stored what isn't used here
+            data = anndata.read_h5ad(path)
+    except Exception as error:  # whatever HDF5 and anndata meet in a damaged file
+        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+        raise ZooError(f"{argument}: {path} is no readable .h5ad ({reason}); write it again") from None
+    if data.X is None:
+        raise ZooError(f"{argument}: {path} has no X; store the measurements there")
+    columns = list(_named_columns(pd.DataFrame(columns=data.var_names), argument, f"{path} (var)").columns)
+    place = {column: i for i, column in enumerate(columns)}
+
+    def take(chosen: list[str]) -> pd.DataFrame:
+        values = data.X[:, [place[column] for column in chosen]]
+        return pd.DataFrame(values.toarray() if hasattr(values, "toarray") else np.asarray(values), columns=chosen)
+
+    about = _named_columns(data.obs, argument, f"{path} (obs)")
+    return Table(argument, name, sha256, about, columns, take, list(map(str, data.obs_names)))
