@@ -25,20 +25,27 @@ class BitsPerByte(Metric):
     higher_is_better = False
     full_state_update = False
     nats: Tensor
+    rest: Tensor
     bytes: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.add_state("nats", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("bytes", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        # A sum in two float32 parts: not every accelerator has float64, and one part alone goes wrong on long texts.
+        self.add_state("nats", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("rest", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("bytes", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, nats: Tensor, n_bytes: Tensor) -> None:
         """Add the summed cross-entropy of some tokens, in nats, and the number of bytes they stand for."""
-        self.nats += nats.double()
-        self.bytes += n_bytes.double()
+        nats = nats.float()
+        total = self.nats + nats
+        kept = total - self.nats
+        self.rest = self.rest + (self.nats - (total - kept)) + (nats - kept)  # what rounding took from the total
+        self.nats = total
+        self.bytes = self.bytes + n_bytes
 
     def compute(self) -> Tensor:
-        return (self.nats / self.bytes / math.log(2)).float()
+        return (self.nats / self.bytes + self.rest / self.bytes) / math.log(2)
 
 
 class LanguageModelTask(ZooTask):
