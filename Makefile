@@ -4,9 +4,9 @@ RUN := runs/lm/stdlib_damcha
 
 .PHONY: quickstart test lint format clean
 
-# Train the default language model, test it on held-out files, and let it write.
+# Train the default language model for half its usual steps, test it on held-out files, and let it write.
 quickstart: .venv/installed
-	$(BIN)/lightning fit --config configs/lm/stdlib_damcha.yaml
+	$(BIN)/lightning fit --config configs/lm/stdlib_damcha.yaml --trainer.max_steps 600 --trainer.val_check_interval 150
 	$(BIN)/lightning test --config configs/lm/stdlib_damcha.yaml --ckpt_path last
 	@echo && echo "What it writes after 'def ':" && echo
 	@$(BIN)/zoo generate --ckpt "$$(ls -t $(RUN)/version_*/checkpoints/best.ckpt | head -n 1)" \
