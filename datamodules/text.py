@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
-import pandas as pd
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -124,7 +123,7 @@ def table_rows(file: TextFile, field: str) -> Iterator[str]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:  # also undecodable bytes
+            except (ValueError, RecursionError) as error:  # also undecodable bytes
                 raise ZooError(f"data.path: {file.path} line {number} is no JSON ({error}); mend or drop it") from None
             if not isinstance(row, dict) or field not in row:
                 has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
@@ -140,21 +139,31 @@ def table_rows(file: TextFile, field: str) -> Iterator[str]:
 
 
 def _csv_rows(file: TextFile, field: str) -> Iterator[str]:
+    csv.field_size_limit((1 << 31) - 1)  # a cell may be a whole text
     try:
-        header = pd.read_csv(file.path, nrows=0)
-        if field not in header.columns:
-            raise ZooError(
-                f"data.field: got {field!r}, but {file.path} has the columns {', '.join(map(str, header.columns))}; "
-                "name one of them"
-            )
-        for chunk in pd.read_csv(file.path, usecols=[field], dtype=str, chunksize=10_000, keep_default_na=False):
-            yield from (text for text in chunk[field] if text)
-    except pd.errors.EmptyDataError:
-        raise ZooError(f"data.path: {file.path} is empty; give a table with a header and rows") from None
-    except (pd.errors.ParserError, csv.Error) as error:
-        raise ZooError(f"data.path: {file.path} is no readable CSV ({' '.join(str(error).split())}); mend it") from None
+        with open(file.path, encoding="utf-8-sig", newline="") as handle:
+            rows = csv.reader(handle, strict=True)
+            header = next(rows, None)
+            if not header:
+                raise ZooError(f"data.path: {file.path} is empty; give a table with a header and rows")
+            if header.count(field) != 1:
+                found = "more than one such column" if field in header else f"the columns {', '.join(header)}"
+                raise ZooError(f"data.field: got {field!r}, but {file.path} has {found}; name one of them")
+            place = header.index(field)
+            for row in rows:
+                if row and len(row) != len(header):
+                    raise ZooError(
+                        f"data.path: {file.path} line {rows.line_num} has {len(row)} cells, the header {len(header)}; "
+                        "put texts with commas in quotes"
+                    )
+                if row and row[place]:
+                    yield row[place]
+    except csv.Error as error:
+        raise ZooError(f"data.path: {file.path} is no readable CSV ({error}); mend it") from None
     except UnicodeDecodeError as error:
-        raise ZooError(_undecodable(file.path, error.start)) from None
+        raise ZooError(
+            f"data.path: {file.path} has bytes that are no UTF-8, the first at offset {error.start}; convert it"
+        ) from None
 
 
 def _undecodable(path: Path, offset: int) -> str:
@@ -410,6 +419,12 @@ class TextDataModule(pl.LightningDataModule):
         cache_dir: str | None = None,
     ) -> None:
         super().__init__()
+        if path == "":
+            raise ZooError(
+                "data.path: got an empty text; name a file, folder or glob, or leave it out for the embedded text"
+            )
+        if not 0 <= split_seed < 1 << 32:
+            raise ZooError(f"data.split_seed: got {split_seed}; must be at least 0, and less than 2^32")
         for name, value in (("window", window), ("batch_size", batch_size)):
             if value < 1:
                 raise ZooError(f"data.{name}: got {value}; must be at least 1")
@@ -455,6 +470,7 @@ class TextDataModule(pl.LightningDataModule):
             "files": len(files),
             "bytes": corpus.n_bytes,
             "sha256": corpus.content_digest(),
+            "split": {name: h[name] for name in ("val_fraction", "test_fraction", "split_seed")},
         }
         if not h["path"]:
             source["python"] = ".".join(map(str, sys.version_info[:3]))
@@ -588,6 +604,17 @@ class TextDataModule(pl.LightningDataModule):
         return DataLoader(prompts, batch_size=self.batch_size, collate_fn=list)  # type: ignore[arg-type]
 
 
+def _prompt(path: Path, number: int, line: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        raise ZooError(f'data.prompts: {path} line {number} is no JSON object with a text "prompt"; mend or drop it')
+    prompt: str = row["prompt"]
+    return prompt
+
+
 def read_prompts(path: Path) -> list[str]:
     """Prompts of a .txt file (one a line) or a .jsonl file (field "prompt").
 
@@ -596,13 +623,18 @@ def read_prompts(path: Path) -> list[str]:
     """
     if not path.is_file():
         raise ZooError(f"data.prompts: there is no file {path}; check the path")
+    try:
+        lines = [line.removesuffix("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except UnicodeDecodeError as error:
+        raise ZooError(
+            f"data.prompts: {path} has bytes that are no UTF-8, at offset {error.start}; convert it"
+        ) from None
     if path.suffix.lower() == ".jsonl":
-        prompts = list(table_rows(TextFile(path.name, path), "prompt"))
+        prompts = [_prompt(path, i, line) for i, line in enumerate(lines, start=1) if line.strip()]
+    elif path.suffix.lower() == ".txt":
+        prompts = [line for line in lines if line]
     else:
-        try:
-            prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line]
-        except UnicodeDecodeError as error:
-            raise ZooError(_undecodable(path, error.start)) from None
+        raise ZooError(f"data.prompts: got {path}; give a .txt file with a prompt a line, or a .jsonl file")
     if not prompts:
         raise ZooError(f"data.prompts: {path} has no prompt; write one a line")
     return prompts

@@ -1,9 +1,11 @@
 """The two console scripts: ``lightning`` trains, tests and predicts; ``zoo`` uses what was trained."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +24,15 @@ def _one_line(run: Callable[[], None]) -> None:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except OSError as error:  # no permission, no room, a folder in place of a file
+        where = f" {error.filename}" if error.filename else ""
+        print(
+            f"error: can't use{where}: {error.strerror or error}; check the path, its permissions and the room",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
     except Exception as error:
         from lightning.fabric.utilities.exceptions import MisconfigurationException  # takes seconds: not for --help
 
@@ -97,7 +108,6 @@ def _generate(chosen: argparse.Namespace) -> None:
 
     task = load_task(chosen.ckpt, LanguageModelTask, chosen.device)
     prompt = sys.stdin.read() if chosen.prompt == "-" else chosen.prompt
-    sys.stdout.write(prompt)
     pieces = task.stream(
         [prompt],
         max_new_tokens=chosen.max_new_tokens,
@@ -107,7 +117,11 @@ def _generate(chosen: argparse.Namespace) -> None:
         seed=chosen.seed,
         stop=chosen.stop,
     )
-    for _, piece in pieces:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to stop
+    first = next(pieces, None)  # what is refused is refused before anything is printed
+    sys.stdout.write(prompt)
+    for _, piece in chain([] if first is None else [first], pieces):
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
@@ -121,7 +135,9 @@ def _add_explain(commands: Any) -> None:
         "input, averaged over the rows), beside it a table of edges (attention) and a picture of the graph.",
     )
     explain.add_argument("--ckpt", required=True, metavar="FILE", help="the checkpoint; it holds graph and classes")
-    explain.add_argument("--data", metavar="FILE", help="table with the rows to explain; default: the embedded one")
+    explain.add_argument(
+        "--data", metavar="FILE", help="table with the rows to explain; default: the checkpoint's own test rows"
+    )
     explain.add_argument("--out", required=True, metavar="NODES.csv", help="also writes NODES_edges.csv and NODES.png")
     explain.add_argument("--target", metavar="NAME", help="class to explain; needed where there are more than two")
     explain.add_argument("--id-column", metavar="NAME", help="column that names the rows")
@@ -133,6 +149,7 @@ def _add_explain(commands: Any) -> None:
 def _explain(chosen: argparse.Namespace) -> None:
     from datamodules.tables import GraphTableDataModule
     from zoo.explain import draw, explain
+    from zoo.identity import read_checkpoint, read_claim
     from zoo.tasks import GraphPredictionTask
 
     out = Path(chosen.out)
@@ -140,13 +157,16 @@ def _explain(chosen: argparse.Namespace) -> None:
         raise ZooError(f"--out: got {chosen.out!r}; the file must end in .csv")
     if not out.parent.is_dir():
         raise ZooError(f"--out: there is no folder {out.parent}; make it first")
+    if chosen.data is not None and Path(chosen.data).resolve() == out.resolve():
+        raise ZooError(f"--out: got {chosen.out!r}, which is the table itself; name another file")
     task = load_task(chosen.ckpt, GraphPredictionTask, chosen.device)
-    data = GraphTableDataModule(
-        predict_features=chosen.data,
-        id_column=chosen.id_column,
-        from_checkpoint=chosen.ckpt,
-        unmatched_columns="ignore",
-    )
+    claim = read_claim(read_checkpoint(chosen.ckpt), chosen.ckpt)
+    settings = dict((claim["data"] or {}).get("init_args", {})) | GraphTableDataModule.as_in_checkpoint(chosen.ckpt)
+    if chosen.data is not None:
+        settings |= {"predict_features": chosen.data, "unmatched_columns": "ignore"}
+    if chosen.id_column is not None:
+        settings["id_column"] = chosen.id_column
+    data = GraphTableDataModule(**settings)
     data.prepare_data()
     data.setup("predict")
     batches = list(data.predict_dataloader())

@@ -131,4 +131,8 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
         raise ZooError(f"checkpoint: {path} wasn't written by this zoo (it carries no data identity); use one that was")
     if digest(claim["identity"]) != claim.get("digest"):
         raise ZooError(f"checkpoint: {path}: its data identity doesn't match its digest; the file was altered")
+    tensors = checkpoint.get("state_dict")
+    whole = isinstance(claim.get("task"), str) and isinstance(claim.get("settings"), dict) and "data" in claim
+    if not whole or not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
+        raise ZooError(f"checkpoint: {path} lacks its task, settings, data or tensors; the file was altered")
     return claim

@@ -2,12 +2,14 @@
 newest run of a config, and a run ends by saying where its results are."""
 
 import importlib
+import importlib.util
 import json
 import logging
 import sys
 import warnings
+import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -17,6 +19,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
 from zoo.callbacks import PredictionWriter
+from zoo.checkpoint_io import AtomicCheckpointIO
 from zoo.errors import ZooError
 from zoo.identity import read_checkpoint, read_claim
 from zoo.tasks import ZooTask
@@ -31,8 +34,10 @@ def checkpoint_config(path: str) -> dict[str, Any]:
         ZooError: if the file is no checkpoint of this zoo.
     """
     claim = read_claim(read_checkpoint(path), path)
+    _check_class(claim["task"], path)
     config: dict[str, Any] = {"model": {"class_path": claim["task"], "init_args": claim["settings"]}}
     if claim["data"] is not None:
+        _check_class(claim["data"]["class_path"], path)
         class_path, init_args = claim["data"]["class_path"], dict(claim["data"]["init_args"])
         module, _, name = class_path.rpartition(".")
         data_class = getattr(importlib.import_module(module), name)
@@ -40,6 +45,31 @@ def checkpoint_config(path: str) -> dict[str, Any]:
             init_args |= data_class.as_in_checkpoint(path)
         config["data"] = {"class_path": class_path, "init_args": init_args}
     return config
+
+
+def _check_class(class_path: object, path: str) -> None:
+    """A checkpoint may name classes of this zoo; importing any other module it names would run foreign code."""
+    module, _, name = str(class_path).rpartition(".")
+    known = module.split(".")[0] in ("zoo", "datamodules") and importlib.util.find_spec(module) is not None
+    if not known or not hasattr(importlib.import_module(module), name):
+        raise ZooError(
+            f"checkpoint: {path} was made by {class_path}, which is no class of this zoo; give its model and data in a "
+            "--config beside a checkpoint of this zoo, or use the program it was made with"
+        )
+
+
+class ZooParser(LightningArgumentParser):
+    """Says what is wrong with an argument in one line, without the whole usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        text = " ".join(message.split())
+        for detail in (" Given value type:", " Subtypes:", " tip:"):
+            text = text.partition(detail)[0]
+        text = text.replace("Does not validate against any of the Union subtypes", "").strip()
+        if "are required" in text and "model" in text:
+            text = "--config: got none; name a config, or with --ckpt_path FILE use a checkpoint alone"
+        print(f"error: {text}; see --help, --model.help CLASS and --data.help CLASS", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def quiet_advertisements() -> None:
@@ -73,6 +103,7 @@ class ZooCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},  # a resumed run goes on in its own folder
             auto_configure_optimizers=False,  # those want parameters before configure_model has made them
             load_from_checkpoint_support=False,  # our checkpoints carry plain settings
+            parser_class=ZooParser,
             parser_kwargs={"description": "Train, test and use the models of the zoo."},
             args=args,
         )
@@ -100,6 +131,10 @@ class ZooCLI(LightningCLI):
         path = config.get("ckpt_path")
         if path == "last":
             self._find_last(config)
+        elif path is not None and (path in _KEYWORDS or not path):
+            raise ZooError(
+                f"--ckpt_path: got {path!r}; name a checkpoint file, or last for the newest run of this config"
+            )
         elif path and path not in _KEYWORDS:
             read_claim(read_checkpoint(path), path)
 
@@ -111,6 +146,8 @@ class ZooCLI(LightningCLI):
         else:
             runs = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
         found = sorted(runs.glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
+        while found and not zipfile.is_zipfile(found[-1]) and len(found) > 1:
+            found.pop()  # cut short by another program: the one before will do
         if not found:
             raise ZooError(
                 f"--ckpt_path: got last, but no run under {runs} has a last.ckpt; start one without --ckpt_path, or "
@@ -121,8 +158,19 @@ class ZooCLI(LightningCLI):
         if self.subcommand == "fit" and hasattr(logger, "init_args"):
             logger.init_args.version = found[-1].parent.parent.name
 
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        config = self._get(self.config_init, "trainer", default={})
+        sharded = any(word in str(config.get("strategy")).lower() for word in ("fsdp", "deepspeed", "model_parallel"))
+        if not sharded:  # those write folders of their own
+            given = config.get("plugins") or []
+            kwargs["plugins"] = [*(given if isinstance(given, list) else [given]), AtomicCheckpointIO()]
+        return super().instantiate_trainer(**kwargs)
+
     def after_fit(self) -> None:
-        """Say where the results are."""
+        """Say where the results are; a run that was told to stop is no finished one."""
+        if self.trainer.received_sigterm:
+            print("error: fit was told to stop; --ckpt_path last goes on with it", file=sys.stderr)
+            raise SystemExit(143)
         if not self.trainer.is_global_zero:
             return
         for callback in self.trainer.checkpoint_callbacks:

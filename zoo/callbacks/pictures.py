@@ -32,7 +32,12 @@ class TextSamples(pl.Callback):
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         for logger in _tensorboards(trainer):
-            texts = pl_module.generate(self.prompts, max_new_tokens=self.max_new_tokens)
+            network = pl_module.network
+            room = self.max_new_tokens
+            if network.positions == "learned":  # which end; a sample is no reason to end the run as well
+                longest = max(len(pl_module.encode_prompt(prompt)) for prompt in self.prompts)
+                room = max(0, min(room, network.max_len - longest))
+            texts = pl_module.generate(self.prompts, max_new_tokens=room)
             for i, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
                 indented = "\n".join(f"    {line}" for line in f"{prompt}{text}".splitlines())  # Markdown's verbatim
                 logger.experiment.add_text(f"sample/{i}", indented, trainer.global_step)

@@ -356,6 +356,8 @@ class LanguageModel(nn.Module):
     ) -> Iterator[list[int | None]]:
         """As ``generate``, one step at a time: each step gives a token a prompt, None where it has ended."""
         self._check_request(prompts, max_new_tokens, temperature, top_k, top_p, stop)
+        if seed is not None and not -(1 << 63) <= seed < 1 << 63:
+            raise ZooError(f"seed: got {seed}; it must fit 64 bits")
         device = self.embedding.weight.device
         longest = max(len(prompt) for prompt in prompts)
         self._check_length(longest + max_new_tokens)

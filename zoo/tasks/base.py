@@ -4,7 +4,8 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import lightning.pytorch as pl
 import torch
@@ -21,6 +22,7 @@ from zoo.identity import (
     check_identity,
     differences,
     digest,
+    read_checkpoint,
     read_claim,
 )
 
@@ -135,6 +137,25 @@ class ZooTask(pl.LightningModule, ABC):
             self._identity = datamodule.identity()
         self.build(self._identity)
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **settings: Any) -> Self:
+        """As Lightning's, of a local file after the checks that the command line makes.
+
+        Args:
+            checkpoint_path: the file.
+            args: as in Lightning: where to put the tensors, and so on.
+            settings: hyperparameters that replace the checkpoint's.
+
+        Raises:
+            ZooError: if the file is missing, damaged, holds code, or is of another task.
+        """
+        if isinstance(checkpoint_path, (str, Path)) and "://" not in str(checkpoint_path):
+            claim = read_claim(read_checkpoint(checkpoint_path), checkpoint_path)
+            here = f"{cls.__module__}.{cls.__qualname__}"
+            if claim["task"] != here:
+                raise CheckpointMismatchError(f"checkpoint: {checkpoint_path} is of {claim['task']}, not of {here}")
+        return super().load_from_checkpoint(checkpoint_path, *args, **settings)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         datamodule = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
         checkpoint[CHECKPOINT_KEY] = {
@@ -163,7 +184,17 @@ class ZooTask(pl.LightningModule, ABC):
             raise CheckpointMismatchError(
                 f"checkpoint: of {claim['task']}, but this is {here}; use the task it was made by"
             )
-        self._step_seed = claim["step_seed"]
+        self._step_seed = claim.get("step_seed")
+        if self._trainer is not None and self._trainer.state.fn == "fit" and "optimizer_states" in checkpoint:
+            kept = [
+                f"model.{name}: {claim['settings'].get(name)} in the checkpoint, {self.hparams[name]} here"
+                for name in ("lr", "weight_decay", "beta2")
+                if claim["settings"].get(name) != self.hparams[name]
+            ]
+            if kept:
+                raise CheckpointMismatchError(
+                    f"checkpoint: {'; '.join(kept)}. A run goes on with the optimizer it had; leave these settings out"
+                )
         if not self.is_built:
             self._identity = claim["identity"]
             self.build(self._identity)
@@ -218,6 +249,14 @@ class ZooTask(pl.LightningModule, ABC):
             self._step_seed = torch.initial_seed() % (1 << 31)
         number = self.trainer.fit_loop.total_batch_idx * self.trainer.world_size + self.trainer.global_rank
         torch.manual_seed(self._step_seed * 1_000_003 + number)
+
+    def on_before_zero_grad(self, optimizer: Any) -> None:
+        """End a run whose weights are no numbers any more, instead of saving them as its best."""
+        if self.trainer.global_step % 50 == 1 and not all(torch.isfinite(p).all() for p in self.parameters()):
+            raise ZooError(
+                f"model.lr: got {self.lr}, and at step {self.trainer.global_step} some weights are no finite numbers; "
+                "training diverged, so lower it"
+            )
 
     def configure_optimizers(self) -> Any:
         """AdamW with decay on matrices only; linear warm-up, then cosine decay over the trainer's own step budget."""

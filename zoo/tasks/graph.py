@@ -151,10 +151,10 @@ class GraphPredictionTask(ZooTask):
         if chosen == "balanced":
             counts = torch.tensor([float(identity["source"]["class_counts"][name]) for name in self.names])
             return counts.sum() / (n * counts)
-        if isinstance(chosen, str) or len(chosen) != n or min(chosen) < 0:
+        if isinstance(chosen, str) or len(chosen) != n or min(chosen) < 0 or not sum(chosen):
             raise ZooError(
                 f"model.class_weights: got {chosen!r} for the classes {', '.join(self.names)}; give none, balanced or "
-                f"{n} numbers of at least 0, in this order"
+                f"{n} numbers of at least 0, one of them above, in this order"
             )
         return torch.tensor([float(weight) for weight in chosen])
 

@@ -143,6 +143,8 @@ class LanguageModelTask(ZooTask):
         super().__init__(lr, weight_decay, beta2, warmup, min_lr)
         self.save_hyperparameters()
         check_sampling(max_new_tokens, temperature, top_k, top_p)
+        if any(not text for text in stop):
+            raise ZooError("stop: got an empty text; every stop needs at least one character")
         self._make_network(vocab_size=1, device="meta")  # a setting without meaning is refused before any data is read
         self.bits_per_byte, self.perplexity = BitsPerByte(), Perplexity()
 
@@ -193,7 +195,7 @@ class LanguageModelTask(ZooTask):
 
     def predict_step(self, batch: Sequence[str], batch_idx: int) -> list[dict[str, str]]:
         """A continuation for each prompt."""
-        continuations = self.generate(batch)
+        continuations = self.generate(batch, seed=self.hparams["sample_seed"] + batch_idx)
         return [
             {"prompt": prompt, "continuation": continuation}
             for prompt, continuation in zip(batch, continuations, strict=True)
@@ -203,6 +205,10 @@ class LanguageModelTask(ZooTask):
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Tokens of a prompt; an empty one starts a new text."""
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise ZooError(f"prompt: got {prompt!r}, which holds bytes that are no UTF-8; convert it") from None
         return self.tokenizer.encode(prompt) or [self.tokenizer.end]
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
@@ -230,6 +236,8 @@ class LanguageModelTask(ZooTask):
             raise ZooError("generate: this task has no network yet; load a checkpoint with load_from_checkpoint")
         own = {name: self.hparams[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p", "stop")}
         own["seed"] = self.hparams["sample_seed"]
+        if isinstance(prompts, str):
+            raise ZooError("prompts: got one text; give a list of texts")
         if unknown := set(settings) - set(own):
             raise ZooError(f"generate: got {', '.join(sorted(unknown))}; it knows {', '.join(own)}")
         chosen = {**own, **settings}
