@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
@@ -166,11 +167,16 @@ class ZooCLI(LightningCLI):
             kwargs["plugins"] = [*(given if isinstance(given, list) else [given]), AtomicCheckpointIO()]
         return super().instantiate_trainer(**kwargs)
 
-    def after_fit(self) -> None:
-        """Say where the results are; a run that was told to stop is no finished one."""
-        if self.trainer.received_sigterm:
+    def fit(self, model: pl.LightningModule, **arguments: Any) -> None:
+        """As the trainer's; a run that was told to stop does not end as if it were finished."""
+        try:
+            self.trainer.fit(model, **arguments)
+        except SIGTERMException:
             print("error: fit was told to stop; --ckpt_path last goes on with it", file=sys.stderr)
-            raise SystemExit(143)
+            raise SystemExit(143) from None
+
+    def after_fit(self) -> None:
+        """Say where the results are."""
         if not self.trainer.is_global_zero:
             return
         for callback in self.trainer.checkpoint_callbacks:
