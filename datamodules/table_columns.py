@@ -12,12 +12,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from datamodules.base import SPLITS
 from datamodules.table_files import Table
 from zoo.errors import ZooError, listed
 from zoo.graph import AdjacencySpec
 
 Problem = Literal["binary", "multiclass", "multilabel", "regression"]
-SPLITS = ("train", "val", "test")
 _FEW_CLASSES = 50  # integers with more values than this may be counts: the user says which
 _FOLDS = 20  # groups are dealt into so many folds, of which shares of the rows are made
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import numpy as np
 import pandas as pd
 import torch
@@ -12,9 +11,9 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, ShuffledSampler
 from datamodules.table_columns import (
-    SPLITS,
     Labels,
     Problem,
     decide_problem,
@@ -30,7 +29,7 @@ from datamodules.table_columns import (
 from datamodules.table_files import IN_MEMORY, Table, TableLike, read_edges, read_table
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
-from zoo.identity import digest, read_checkpoint, read_claim
+from zoo.identity import read_checkpoint, read_claim
 
 
 class TableRows(Dataset[dict[str, Any]]):
@@ -55,7 +54,7 @@ class TableRows(Dataset[dict[str, Any]]):
         return TableRows(self.values, None, self.ids)
 
 
-class GraphTableDataModule(pl.LightningDataModule):
+class GraphTableDataModule(ZooDataModule):
     """A table with a row a sample, whose columns are the input nodes of a graph.
 
     Batches are dicts: "values" (B, inputs) in float32, in the order of the graph's input nodes, standardised, NaN where
@@ -148,7 +147,6 @@ class GraphTableDataModule(pl.LightningDataModule):
         if self._saved is not None and self.hparams["edges"] == IN_MEMORY and isinstance(self._edges, str):
             self._edges = None  # the checkpoint's own settings say so, and it has the graph itself
         self._spec: AdjacencySpec | None = None if self._saved is None else self._saved.spec
-        self._identity: dict[str, Any] | None = None
         self._loaded: Literal["split", "evaluate", "predict"] | None = None
         self._rows: TableRows | None = None
         self._splits: np.ndarray | None = None  # None: every row is for evaluation
@@ -363,21 +361,6 @@ class GraphTableDataModule(pl.LightningDataModule):
             rows = ", ".join(f"{count:,} {name}" for count, name in zip(counts, SPLITS, strict=True)) + " rows"
         rank_zero_info(f"Table {table.name}: {rows}; {len(identity['inputs']):,} inputs; {identity['problem']}")
 
-    def identity(self) -> dict[str, Any]:
-        """Graph, classes, scaling and source of the data: what a model of it must agree with.
-
-        Raises:
-            ZooError: before ``setup``.
-        """
-        if self._identity is None:
-            raise ZooError("identity: not known before setup; call setup('fit') first")
-        return self._identity
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the identity's canonical JSON."""
-        return digest(self.identity())
-
     # ------------------------------------------------------------------ loaders
 
     def _of_split(self, split: int) -> TableRows:
@@ -392,15 +375,6 @@ class GraphTableDataModule(pl.LightningDataModule):
             name = self.hparams["split_column"]
             raise ZooError(f"data.split_column: no row of {name!r} says {SPLITS[split]}; some must for this command")
         return self._rows.only(rows)
-
-    def _options(self) -> dict[str, Any]:
-        workers = self.hparams["num_workers"]
-        return {
-            "batch_size": self.batch_size,
-            "num_workers": workers,
-            "persistent_workers": workers > 0,
-            "pin_memory": torch.cuda.is_available(),
-        }
 
     def train_dataloader(self) -> ResumableLoader:
         rows = self._of_split(0)

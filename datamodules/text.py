@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
+from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
 from zoo.errors import ZooError
 from zoo.identity import digest, read_checkpoint, read_claim
@@ -30,7 +30,6 @@ from zoo.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_identity, tra
 
 PLAIN = (".txt", ".md", ".py")
 TABLES = (".jsonl", ".csv")
-SPLITS = ("train", "val", "test")
 _PIECE = 1 << 20  # bytes of text read, and encoded, at a time
 _FEW = 20  # a corpus of fewer documents is split inside each, by position
 _FORMAT = 1  # part of the cache key: raise it when the files in the cache change their meaning
@@ -375,7 +374,7 @@ class TokenWindows(Dataset[Tensor]):
         return torch.from_numpy(self.tokens[start : start + self.window + 1].astype(np.int64))
 
 
-class TextDataModule(pl.LightningDataModule):
+class TextDataModule(ZooDataModule):
     """Text in windows of tokens, from Python's own standard library or from your files.
 
     Batches are token numbers (batch_size, window + 1): all but the last are inputs, all but the first are targets.
@@ -439,7 +438,6 @@ class TextDataModule(pl.LightningDataModule):
             raise ZooError(f"data.vocab_size: got {vocab_size}; bpe needs at least 257, or set tokenizer: byte")
         self.save_hyperparameters()
         self.window, self.batch_size = window, batch_size
-        self._identity: dict[str, Any] | None = None
         self._folder: Path | None = None
         self._tokenizer: Tokenizer | None = None
         if tokenizer not in ("byte", "bpe"):
@@ -549,21 +547,6 @@ class TextDataModule(pl.LightningDataModule):
         listed = ", ".join(f"{counts[split]:,} {split}" for split in SPLITS)
         rank_zero_info(f"Text: {listed} tokens, {len(self._identity['tokens']):,} in the vocabulary")
 
-    def identity(self) -> dict[str, Any]:
-        """Vocabulary, merges and source of the data: what a model of it must agree with.
-
-        Raises:
-            ZooError: before ``setup``.
-        """
-        if self._identity is None:
-            raise ZooError("identity: not known before setup; call prepare_data() and setup('fit') first")
-        return self._identity
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the identity's canonical JSON."""
-        return digest(self.identity())
-
     # ------------------------------------------------------------------ loaders
 
     def _windows(self, split: str, stride: int) -> TokenWindows:
@@ -572,15 +555,6 @@ class TextDataModule(pl.LightningDataModule):
         return TokenWindows(
             self._folder / f"{split}.bin", token_dtype(len(self.identity()["tokens"])), self.window, stride
         )
-
-    def _options(self) -> dict[str, Any]:
-        workers = self.hparams["num_workers"]
-        return {
-            "batch_size": self.batch_size,
-            "num_workers": workers,
-            "persistent_workers": workers > 0,
-            "pin_memory": torch.cuda.is_available(),
-        }
 
     def train_dataloader(self) -> ResumableLoader:
         windows = self._windows("train", stride=1)
