@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task", bound="ZooTask")
 
 
-def _one_line(run: Callable[[], None]) -> None:
+def _one_line(run: Callable[[], object]) -> None:
     """Run; end a user's mistake in one line on standard error and exit code 2."""
     try:
         run()
@@ -57,7 +57,7 @@ def lightning_main() -> None:
     """Entry point of ``lightning`` and of ``python -m zoo``."""
     from zoo.lightning_cli import ZooCLI
 
-    _one_line(lambda: (ZooCLI(), None)[1])
+    _one_line(ZooCLI)
 
 
 # ---------------------------------------------------------------------- zoo
