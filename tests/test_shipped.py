@@ -1,8 +1,11 @@
 """The trained weights in checkpoints/ load, are what their config says, and write text that was learned."""
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 import yaml
 
 from zoo.identity import read_checkpoint
@@ -25,8 +28,31 @@ def test_weights_are_those_of_their_config(name):
     assert (SHELF / name / "log.csv").read_text().startswith("step,")
 
 
+CODE = """import os
+
+
+def read_all(paths):
+    \"\"\"Return the contents of all files as a list of strings.\"\"\"
+    result = []
+    for path in paths:
+        if not os.path.exists(path):
+            raise FileNotFoundError(path)
+        with open(path) as f:
+            result.append(f.read())
+    return result
+"""
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_trained_model_knows_python(name):
+def test_trained_model_expects_python(name):
     task = LanguageModelTask.load_from_checkpoint(SHELF / name / "model.ckpt").eval()
-    assert task.generate(["import sys\nimport "], max_new_tokens=1, temperature=0)[0].strip().isidentifier()
-    assert task.generate(["    def __init__(self"], max_new_tokens=1, temperature=0)[0][0] in ",)"
+
+    def bits_per_byte(text):
+        tokens = torch.tensor([task.encode_prompt(text)])
+        with torch.no_grad():
+            nats = F.cross_entropy(task(tokens[:, :-1])[0], tokens[0, 1:], reduction="sum")
+        return float(nats) / math.log(2) / len(text.encode())
+
+    # an untrained model of 2,048 tokens has 11 bits a token, some 4 a byte
+    assert bits_per_byte(CODE) < 2
+    assert bits_per_byte(CODE) < bits_per_byte(CODE[::-1]) / 2
