@@ -45,8 +45,8 @@ def _one_line(run: Callable[[], object]) -> None:
         raise SystemExit(2) from None
 
 
-# Threads that spin while they wait make a step several times slower as soon as anything else wants a core: measured
-# 0.36 to 1.7 s a step with spinning, 0.44 to 0.57 s without. It is read when PyTorch is imported, so before that.
+# Threads that spin while they wait make a step several times slower as soon as anything else wants a core; sleeping
+# costs a little on an idle machine. It is read when PyTorch is imported, so before that.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

@@ -33,7 +33,6 @@ def values(n, missing=(), seed=0):
 def by_hand(model, row):
     """One sample, node by node, from the model's parameters."""
     spec, p = model.spec, dict(model.named_parameters())
-    place = {name: i for i, name in enumerate(spec.nodes)}
     x = {name: p["node_embedding"][i] for i, name in enumerate(spec.nodes)}
     seen = set(spec.nodes)
     for i, name in enumerate(spec.input_nodes):
@@ -65,7 +64,6 @@ def by_hand(model, row):
     y = p["readout_bias"]
     for weight, name in zip(p["readout_weight"], read, strict=True):
         y = y + model.norm(x[name]) @ weight
-    assert place
     return y
 
 
