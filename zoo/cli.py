@@ -45,11 +45,6 @@ def _one_line(run: Callable[[], object]) -> None:
         raise SystemExit(2) from None
 
 
-# Threads that spin while they wait make a step several times slower as soon as anything else wants a core; sleeping
-# costs a little on an idle machine. It is read when PyTorch is imported, so before that.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 # ---------------------------------------------------------------------- lightning
 
 

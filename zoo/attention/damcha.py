@@ -114,7 +114,7 @@ class MBasedAttention(nn.Module):
     Args:
         d_model: model width D.
         n_heads: number of heads H; divides D.
-        dropout: dropout probability of the attention weights and in the generator.
+        dropout: dropout probability of the attention weights.
         bias: whether the projections have a bias.
         use_M: False gives ordinary attention with query and key projections.
         use_mlp: generate the metric from the input. False with ``use_M``: one learned matrix ``M0``, the static
@@ -125,6 +125,7 @@ class MBasedAttention(nn.Module):
         n_layers: number of layers the generator has biases for.
         use_multihead_M: accepted for compatibility with the method's command line; changes nothing, since DAMCHA
             always sums block rows per head.
+        mlp_dropout: dropout probability in the generator; left out, ``dropout``.
         options: options of the generator, see ``StructuredMLPForM``.
 
     Raises:
@@ -146,6 +147,7 @@ class MBasedAttention(nn.Module):
         layer_idx: int = 0,
         n_layers: int = 4,
         use_multihead_M: bool = True,
+        mlp_dropout: float | None = None,
         **options: Unpack[GeneratorOptions],
     ) -> None:
         super().__init__()
@@ -174,7 +176,8 @@ class MBasedAttention(nn.Module):
             self.M0 = nn.Parameter(torch.eye(d_model))
         self.generator: StructuredMLPForM | None = None
         if use_mlp and shared_mlp is None:
-            self.generator = StructuredMLPForM(d_model, n_heads, mlp_hidden, dropout, n_layers=n_layers, **options)
+            drop = dropout if mlp_dropout is None else mlp_dropout
+            self.generator = StructuredMLPForM(d_model, n_heads, mlp_hidden, drop, n_layers=n_layers, **options)
         # A tuple hides the module from registration: its stack owns it, saves it and moves it.
         self._shared = (shared_mlp,)
 

@@ -181,23 +181,49 @@ class StructuredMLPForM(nn.Module):
         self.out = nn.Linear(width, 2 * d_model * compact_rank if compact_rank else d_model * d_model)
 
         H = n_heads
+        self.off_diag_alpha_init = off_diag_alpha_init
         if self.off_diag_mode == "linear_comb":
-            self.alpha = nn.Parameter(torch.randn(H, H, H) * off_diag_alpha_init)
+            self.alpha = nn.Parameter(torch.empty(H, H, H))
         elif self.off_diag_mode == "bayesian":
-            self.alpha_mu = nn.Parameter(torch.randn(H, H, H) * off_diag_alpha_init)
-            self.alpha_logvar = nn.Parameter(torch.full((H, H, H), -4.0))
+            self.alpha_mu = nn.Parameter(torch.empty(H, H, H))
+            self.alpha_logvar = nn.Parameter(torch.empty(H, H, H))
         elif self.off_diag_mode == "separate_B":
-            self.B = nn.Parameter(torch.randn(H, self.head_dim, d_model) * 0.01)
+            self.B = nn.Parameter(torch.empty(H, self.head_dim, d_model))
 
         self.use_layer_bias = use_layer_bias
         if use_layer_bias:
-            self.bias_U = nn.Parameter(nn.init.orthogonal_(torch.empty(d_model, layer_bias_rank), gain=0.1))
-            self.bias_V = nn.Parameter(nn.init.orthogonal_(torch.empty(d_model, layer_bias_rank), gain=0.1))
-            spread = 0.1 * (1 + 0.2 * torch.arange(n_layers)).unsqueeze(-1)  # (L, 1)
-            self.bias_scale = nn.Parameter(torch.randn(n_layers, layer_bias_rank) * spread)
+            self.bias_U = nn.Parameter(torch.empty(d_model, layer_bias_rank))
+            self.bias_V = nn.Parameter(torch.empty(d_model, layer_bias_rank))
+            self.bias_scale = nn.Parameter(torch.empty(n_layers, layer_bias_rank))
+        self._reset_own_parameters()
 
         self.last_context: Tensor | None = None  # no buffer: DDP would broadcast it between batches of unequal size
         self._fused: tuple[int, list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw all parameters anew, as the constructor does; timm calls it by this name after its own rules."""
+        for layer in [*self.hidden, self.out]:
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
+        self._reset_own_parameters()
+
+    reset_parameters = init_weights
+
+    @torch.no_grad()
+    def _reset_own_parameters(self) -> None:
+        if self.off_diag_mode == "linear_comb":
+            self.alpha.normal_(std=self.off_diag_alpha_init)
+        elif self.off_diag_mode == "bayesian":
+            self.alpha_mu.normal_(std=self.off_diag_alpha_init)
+            self.alpha_logvar.fill_(-4.0)
+        elif self.off_diag_mode == "separate_B":
+            self.B.normal_(std=0.01)
+        if self.use_layer_bias:
+            nn.init.orthogonal_(self.bias_U, gain=0.1)
+            nn.init.orthogonal_(self.bias_V, gain=0.1)
+            for i, scale in enumerate(self.bias_scale):
+                scale.normal_(std=0.1 * (1 + 0.2 * i))
 
     # ------------------------------------------------------------------ the full matrix
 
@@ -237,8 +263,10 @@ class StructuredMLPForM(nn.Module):
         return (self.bias_U * self.bias_scale[layer_idx]) @ self.bias_V.T  # (D, D)
 
     def _block_scales(self) -> Tensor:
-        scales = self.out.weight.new_full((self.n_heads, self.n_heads), self.off_diag_scale)
-        return scales.fill_diagonal_(self.diag_scale)
+        return self.off_diag_scale + (self.diag_scale - self.off_diag_scale) * self._eye()
+
+    def _eye(self) -> Tensor:
+        return torch.eye(self.n_heads, dtype=self.out.weight.dtype, device=self.out.weight.device)
 
     def _alpha(self) -> Tensor:
         if self.off_diag_mode == "linear_comb":
@@ -290,10 +318,11 @@ class StructuredMLPForM(nn.Module):
         check_input(x, self.d_model, padding_mask)
         if causal:
             context = prefix_mean_context(x, padding_mask, state)
-            self.last_context = context[:, -1].detach()
+            last = context[:, -1]
         else:
-            context = mean_context(x, padding_mask)
-            self.last_context = context.detach()
+            context = last = mean_context(x, padding_mask)
+        if not torch.compiler.is_compiling():  # an exported graph can't write to its module
+            self.last_context = last.detach()
         return context
 
     def layer_bias_metrics(self, layer_idx: int) -> Tensor | None:
@@ -333,12 +362,12 @@ class StructuredMLPForM(nn.Module):
             weight = weight.view(H, dh, H, dh, -1).diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (H, dh, dh, K)
             bias = bias.view(H, dh, H, dh).diagonal(dim1=0, dim2=2).movedim(-1, 0)
             if self.off_diag_mode == "separate_B":
-                off_diagonal = self._block_scales().fill_diagonal_(0)
+                off_diagonal = self.off_diag_scale * (1 - self._eye())
                 others = torch.einsum("ij,iajb->iab", off_diagonal, self.B.view(H, dh, H, dh))
                 fused_weight, fused_bias = self.diag_scale * weight, self.diag_scale * bias + others
             else:
                 # m_i = sum_k beta[i, k] * (diagonal block k)
-                eye = torch.eye(H, dtype=weight.dtype, device=weight.device)
+                eye = self._eye()
                 beta = self.diag_scale * eye + self.off_diag_scale * torch.einsum("ij,ijk->ik", 1 - eye, self._alpha())
                 fused_weight = torch.einsum("ik,kabn->iabn", beta, weight)
                 fused_bias = torch.einsum("ik,kab->iab", beta, bias)
@@ -422,5 +451,4 @@ class StructuredMLPForM(nn.Module):
             return self.out.weight.new_zeros(())
         mu, logvar = self.alpha_mu, self.alpha_logvar
         kl = (logvar.exp() + mu.square() - 1 - logvar) / 2
-        off_diagonal = 1 - torch.eye(self.n_heads, dtype=kl.dtype, device=kl.device)
-        return (kl * off_diagonal.unsqueeze(-1)).sum()
+        return (kl * (1 - self._eye()).unsqueeze(-1)).sum()
