@@ -1,0 +1,480 @@
+"""Pictures and their classes: found, checked, split, and cut and normalised as a model wants them."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch.utils.data import DataLoader
+from torchvision.transforms import Compose
+
+from datamodules.base import SPLITS, ZooDataModule
+from datamodules.image_files import (
+    SETS,
+    Pictures,
+    check_pictures,
+    fetch_set,
+    find_all,
+    find_classes,
+    find_labelled,
+    load_digits,
+    load_set,
+    set_root,
+)
+from datamodules.image_transforms import (
+    EpochSampler,
+    Look,
+    PictureRows,
+    evaluation_transform,
+    policy,
+    split_pictures,
+    training_transform,
+)
+from datamodules.loaders import ResumableLoader
+from zoo.errors import CheckpointMismatchError, ZooError, listed
+from zoo.identity import read_checkpoint, read_claim
+
+_INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """What a source's pictures are like, and how they are varied in training, where nothing else says so."""
+
+    size: int
+    channels: int
+    crop: float = 1.0
+    hflip: float = 0.0
+    crop_scale: float = 1.0
+
+
+_SOURCES = {
+    "digits": _Usual(8, 1),
+    "cifar10": _Usual(32, 3, hflip=0.5, crop_scale=0.6),
+    "cifar100": _Usual(32, 3, hflip=0.5, crop_scale=0.6),
+    "mnist": _Usual(28, 1),
+    "fashion_mnist": _Usual(28, 1, hflip=0.5),
+    "folder": _Usual(224, 3, crop=0.9, hflip=0.5, crop_scale=0.35),
+}
+
+
+class ImageDataModule(ZooDataModule):
+    """Pictures of classes: a set that is embedded or fetched, or your own folder.
+
+    Batches are dicts: "image" (B, channels, height, width) in float32, normalised; "target" (B,) in int64, places in
+    the identity's classes; "id", a list of B texts: a picture's path below the folder, or split and number in a set.
+    For predict there is no target.
+
+    A folder has JPEG, PNG, WebP, GIF (first frame), BMP and TIFF files, in a folder a class, or in such folders in
+    train/, val/ and test/ of which val/ and test/ may be missing; or a CSV file names them. Pictures are turned as
+    their EXIF data says; what is transparent becomes white; 16-bit greyscale is scaled to 8 bits.
+
+    Where size, normalisation, interpolation and crop are left out, they are the checkpoint's (from_checkpoint), or what
+    the model's weights were trained with, or what is usual for the source: sides of 8 (digits), 28 (mnist,
+    fashion_mnist), 32 (cifar10, cifar100) or 224 (folder), mean and std 0.5, bicubic, crop 1 (folder 0.9).
+
+    Args:
+        source: digits (of scikit-learn, embedded), one of torchvision's sets, or a folder. auto: the folder if there is
+            a path, or digits; with from_checkpoint and no other path than the checkpoint's, the checkpoint's source.
+        path: the folder of pictures, or the folder that one of torchvision's sets is in; default for those: ZOO_CACHE
+            or the user's cache folder. For predict with from_checkpoint: any folder of pictures, or one file.
+        labels: CSV file with the columns path (below the folder, or absolute) and label, and if you like split (train,
+            val or test), in place of class folders.
+        download: fetch one of torchvision's sets where it isn't there.
+        image_size: height and width that pictures are brought to, in pixels.
+        channels: 1 for greyscale, 3 for RGB; left out, the checkpoint's, or 1 for digits, mnist and fashion_mnist, 3
+            otherwise.
+        mean: what is subtracted from pixels between 0 and 1: a number a channel, or one for all.
+        std: what they are divided by then.
+        interpolation: how pictures are resized: bilinear, bicubic or nearest.
+        crop: share of the resized picture's short side that is kept, in the centre, in evaluation.
+        hflip: training: probability to mirror left and right; left out, 0.5 for cifar, fashion_mnist and folder, 0 for
+            digits and mnist.
+        crop_scale: training: smallest share of a picture's area that a random crop keeps; 1 cuts out the centre as in
+            evaluation. Left out, 0.35 for folder, 0.6 for cifar, else 1.
+        shift: training: how far pictures are moved at most, as a share of their side; what comes into sight is black.
+        rotate: training: how many degrees they are turned at most, to either side.
+        auto_augment: training: a policy of timm's, such as rand-m9-mstd0.5-inc1, augmix-m5-w4-d2 or 3a.
+        random_erasing: training: probability to blank out a random rectangle.
+        val_fraction: share of the pictures of each class held out for validation, at least one; where the data has a
+            test split and no val split, share of the training pictures.
+        test_fraction: share held out for the test.
+        split_seed: decides which are held out, and the order and variations of training pictures.
+        on_bad_image: pictures of a folder that can't be read, all of which are found before the run: error, or skip.
+        batch_size: pictures a batch.
+        num_workers: loader processes; 0 loads in the main one.
+        from_checkpoint: a checkpoint file whose classes, channels, size and normalisation are used. Validation, test
+            and predict then use every picture of a folder the checkpoint wasn't trained on, or those in its test/.
+
+    Raises:
+        ZooError: for an argument out of range, here; for pictures that can't be fetched, found, read or split, in
+            ``prepare_data`` and ``setup``.
+    """
+
+    def __init__(
+        self,
+        source: Literal["auto", "digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "folder"] = "auto",
+        path: str | None = None,
+        labels: str | None = None,
+        download: bool = False,
+        image_size: int | None = None,
+        channels: Literal[1, 3] | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        interpolation: Literal["bilinear", "bicubic", "nearest"] | None = None,
+        crop: float | None = None,
+        hflip: float | None = None,
+        crop_scale: float | None = None,
+        shift: float = 0.0,
+        rotate: float = 0.0,
+        auto_augment: str | None = None,
+        random_erasing: float = 0.0,
+        val_fraction: float = 0.15,
+        test_fraction: float = 0.15,
+        split_seed: int = 0,
+        on_bad_image: Literal["error", "skip"] = "error",
+        batch_size: int = 64,
+        num_workers: int = 0,
+        from_checkpoint: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._saved = _Saved.read(from_checkpoint) if from_checkpoint else None
+        self.source, self._same = self._find_source(source, path)
+        if self._saved is not None and self._same:  # before they are saved, as the next checkpoint needs them too
+            path = path or self._saved.settings.get("path")
+            labels = labels or self._saved.settings.get("labels")
+        self.save_hyperparameters()
+        self._check_arguments()
+        self._check_place(path, labels)
+        self.batch_size = batch_size
+        self._found: tuple[bool, Pictures, np.ndarray] | None = None
+        self._loaded: Literal["split", "evaluate", "predict"] | None = None
+        self._look: Look | None = None
+        self._targets: np.ndarray | None = None
+        self._splits: np.ndarray | None = None  # None: every picture is for evaluation
+
+    @staticmethod
+    def as_in_checkpoint(path: str) -> dict[str, Any]:
+        """Arguments with which other pictures are read as a checkpoint's were: its classes, size and normalisation."""
+        # What the checkpoint's own pictures need, source and labels, is found in it again.
+        return {"from_checkpoint": path, "source": "auto", "labels": None}
+
+    # ------------------------------------------------------------------ arguments
+
+    def _check_arguments(self) -> None:
+        h = self.hparams
+        for name, choices in (
+            ("source", ("auto", *_SOURCES)),
+            ("channels", (None, 1, 3)),
+            ("interpolation", (None, *_INTERPOLATIONS)),
+            ("on_bad_image", ("error", "skip")),
+        ):
+            if h[name] not in choices:
+                allowed = " or ".join(str(choice) for choice in choices if choice is not None)
+                raise ZooError(f"data.{name}: got {h[name]!r}; must be {allowed}")
+        for name, least in (("batch_size", 1), ("num_workers", 0), ("split_seed", 0), ("image_size", 1)):
+            if h[name] is not None and not least <= h[name] < 1 << 32:
+                raise ZooError(f"data.{name}: got {h[name]}; must be at least {least}, and less than 2^32")
+        for name, rule, good in (
+            ("crop", "must be above 0, and at most 1", lambda x: 0 < x <= 1),
+            ("hflip", "must lie in [0, 1]", lambda x: 0 <= x <= 1),
+            ("crop_scale", "must be above 0, and at most 1", lambda x: 0 < x <= 1),
+            ("shift", "must lie in [0, 1]", lambda x: 0 <= x <= 1),
+            ("rotate", "must lie in [0, 180]", lambda x: 0 <= x <= 180),
+            ("random_erasing", "must lie in [0, 1]", lambda x: 0 <= x <= 1),
+            ("val_fraction", "must lie between 0 and 0.5", lambda x: 0 < x < 0.5),
+            ("test_fraction", "must lie between 0 and 0.5", lambda x: 0 < x < 0.5),
+            ("mean", "must be finite, one number a channel or one", lambda xs: _are_numbers(xs, -math.inf)),
+            ("std", "must be finite and above 0, one number a channel or one", lambda xs: _are_numbers(xs, 0)),
+        ):
+            if h[name] is not None and not good(h[name]):
+                raise ZooError(f"data.{name}: got {h[name]}; {rule}")
+        if h["auto_augment"] is not None:
+            policy(h["auto_augment"], Look(3, (8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0))
+
+    def _find_source(self, source: str, path: str | None) -> tuple[str, bool]:
+        """The source, and whether it is where the checkpoint's pictures were."""
+        if self._saved is None:
+            return ("digits" if path is None else "folder") if source == "auto" else source, False
+        own, then = self._saved.identity["source"]["name"], self._saved.settings.get("path")
+        same_path = path is None or (then is not None and _real(path) == _real(then))
+        if source == "auto":
+            source = own if same_path else "folder"
+        return source, same_path and source == own
+
+    def _check_place(self, path: str | None, labels: str | None) -> None:
+        if self.source == "folder" and not path:
+            raise ZooError(f"data.path: got {path!r} with source folder; name the folder of pictures")
+        if self.source == "digits" and path is not None:
+            raise ZooError(
+                f"data.path: got {path!r} with source digits, which are embedded; leave data.path out, or set "
+                "data.source to folder"
+            )
+        if self.source != "folder" and labels is not None:
+            raise ZooError(
+                f"data.labels: got {labels!r} with source {self.source}, which has its own; leave data.labels "
+                "out, or name the folder of these pictures with data.path"
+            )
+
+    def _looks(self) -> Look:
+        """The first that is known: argument, checkpoint, the model's own configuration, what is usual."""
+        h, usual = self.hparams, _SOURCES[self.source]
+        saved = {} if self._saved is None else self._saved.identity
+        model = getattr(getattr(self.trainer, "lightning_module", None), "input_config", None) or {}
+        channels = h["channels"] or saved.get("channels") or usual.channels
+        side = h["image_size"]
+        size = [side, side] if side else saved.get("image_size") or list(model.get("input_size", ()))[1:]
+        interpolation = h["interpolation"] or saved.get("interpolation") or model.get("interpolation")
+        mean, std = (
+            _a_number_a_channel(h[name] or saved.get(name) or model.get(name) or [0.5], channels)
+            for name in ("mean", "std")
+        )
+        height, width = size or (usual.size, usual.size)
+        return Look(
+            channels,
+            (height, width),
+            mean,
+            std,
+            interpolation if interpolation in _INTERPOLATIONS else "bicubic",
+            h["crop"] or saved.get("crop") or model.get("crop_pct") or usual.crop,
+        )
+
+    # ------------------------------------------------------------------ preparation
+
+    def prepare_data(self) -> None:
+        """Fetch the set, if that was asked for; check the pictures of a folder, once for all processes."""
+        if self.source in SETS and self.hparams["download"]:
+            fetch_set(self.source, set_root(self.hparams["path"]))
+        elif self.source == "folder" and self.trainer is not None and self.trainer.state.fn is not None:
+            self._find(self._wanted(self.trainer.state.fn.value))
+
+    def _wanted(self, stage: str) -> Literal["split", "evaluate", "predict"]:
+        if self._saved is None or stage == "fit" or self._loaded == "split":  # what was trained on isn't evaluated
+            return "split"
+        return "predict" if stage == "predict" and self.source == "folder" and not self._same else "evaluate"
+
+    def setup(self, stage: str) -> None:
+        """Find, check and split the pictures, as far as the stage needs it."""
+        wanted = self._wanted(stage)
+        if self._loaded != wanted:
+            self._load(wanted)
+
+    def _find(self, wanted: str) -> tuple[Pictures, np.ndarray]:
+        """The pictures, and which of them can be read."""
+        without_labels = wanted == "predict"
+        if self._found is None or self._found[0] is not without_labels:
+            pictures = self._pictures(without_labels)
+            self._found = without_labels, pictures, self._readable(pictures)
+        return self._found[1:]
+
+    def _pictures(self, without_labels: bool) -> Pictures:
+        if self.source == "digits":
+            return load_digits()
+        if self.source in SETS:
+            return load_set(self.source, set_root(self.hparams["path"]))
+        path, labels = self.hparams["path"], self.hparams["labels"]
+        if without_labels:
+            return find_all(path)
+        return find_classes(path) if labels is None else find_labelled(path, labels)
+
+    def _readable(self, pictures: Pictures) -> np.ndarray:
+        good = np.ones(len(pictures), dtype=bool)
+        faults = check_pictures(pictures.files) if pictures.pixels is None else {}
+        good[list(faults)] = False
+        if faults:
+            first = ", ".join(f"{pictures.ids[row]!r} ({reason})" for row, reason in list(faults.items())[:5])
+            more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+            found = f"{len(faults)} of {len(pictures)} pictures in {self.hparams['path']} can't be read: {first}{more}"
+            if self.hparams["on_bad_image"] == "error":
+                raise ZooError(f"data.path: {found}; mend or delete them, or set data.on_bad_image to skip")
+            rank_zero_warn(f"{found}; they are skipped")
+            if not good.any():
+                raise ZooError(f"data.path: no picture in {self.hparams['path']} can be read; name another folder")
+        return good
+
+    def _load(self, wanted: Literal["split", "evaluate", "predict"]) -> None:
+        pictures, good = self._find(wanted)
+        classes = pictures.classes if self._saved is None else self._saved.identity["classes"]
+        targets = None if pictures.targets is None else _in_order(pictures, classes)
+        splits = None if targets is None else self._split(pictures, targets, classes, wanted)
+        source = {"name": self.source, "pictures": len(pictures), "fingerprint": pictures.fingerprint}
+        if self.source == "folder":
+            source["folder"] = pictures.name
+        if wanted == "split" and targets is not None and splits is not None:
+            counts = np.bincount(targets[(splits == 0) & good], minlength=len(classes)).tolist()
+            _refuse_untrained(pictures.name, classes, counts)
+            source |= {"train_pictures": sum(counts), "class_counts": dict(zip(classes, counts, strict=True))}
+        elif self._saved is not None:
+            counted = ("train_pictures", "class_counts")
+            source |= {name: value for name, value in self._saved.identity["source"].items() if name in counted}
+        self._look = self._looks()
+        self._identity = {"kind": "images", "classes": list(classes), **self._look.to_dict(), "source": source}
+        self._targets, self._splits, self._loaded = targets, splits, wanted
+        self._report(pictures, good)
+
+    def _split(self, pictures: Pictures, targets: np.ndarray, classes: Sequence[str], wanted: str) -> np.ndarray | None:
+        """The split of each picture; None if all are for evaluation."""
+        h, saved = self.hparams, self._saved
+        made_of = saved is not None and saved.identity["source"].get("fingerprint") == pictures.fingerprint
+        if saved is not None and made_of:
+            names = ("val_fraction", "test_fraction", "split_seed")
+            other = [
+                f"data.{name} was {saved.settings[name]}"
+                for name in names
+                if saved.settings.get(name, h[name]) != h[name]
+            ]
+            if other:
+                rank_zero_warn(
+                    f"The checkpoint was trained on these pictures split in another way ({', '.join(other)}): pictures "
+                    "it was trained on may be among the test pictures"
+                )
+        elif saved is not None and wanted != "split":
+            if self._same and pictures.splits is None:
+                rank_zero_warn(
+                    f"The pictures of {pictures.name} have changed since the checkpoint was trained on them "
+                    f"({saved.identity['source'].get('pictures')} then, {len(pictures)} now): all are used, also those "
+                    "it was trained on, so figures are too good; name a folder of new pictures with data.path"
+                )
+            return pictures.splits
+        if pictures.splits is not None and not (pictures.splits == 0).any():
+            raise ZooError(f"data.path: {pictures.name} has no training pictures, only others; add them in train/")
+        return split_pictures(targets, classes, pictures.splits, h["val_fraction"], h["test_fraction"], h["split_seed"])
+
+    def _report(self, pictures: Pictures, good: np.ndarray) -> None:
+        identity = self.identity()
+        if self._splits is None:
+            found = f"{good.sum():,} pictures, all of them used, as the checkpoint was trained on others"
+        else:
+            counts = np.bincount(self._splits[good], minlength=3)
+            found = ", ".join(f"{count:,} {name}" for count, name in zip(counts, SPLITS, strict=True)) + " pictures"
+        size = " x ".join(map(str, [identity["channels"], *identity["image_size"]]))
+        rank_zero_info(f"Pictures of {pictures.name}: {found}; {len(identity['classes']):,} classes; {size}")
+
+    # ------------------------------------------------------------------ loaders
+
+    def _of_split(self, split: int, training: bool = False, predicting: bool = False) -> PictureRows:
+        if self._found is None or self._look is None or self._loaded is None:
+            raise ZooError("ImageDataModule: no data yet; call prepare_data() and setup('fit') first")
+        _, pictures, good = self._found
+        if self._splits is None:
+            if split == 0:
+                raise ZooError("train_dataloader: these pictures were taken for evaluation; call setup('fit') first")
+            rows = np.flatnonzero(good)
+        else:
+            rows = np.flatnonzero((self._splits == split) & good)
+        if not len(rows):
+            raise ZooError(f"data.path: {pictures.name} has no {SPLITS[split]} pictures; this command needs some")
+        targets = None if predicting else self._targets
+        if training:
+            return PictureRows(
+                pictures,
+                rows,
+                targets,
+                self._look.channels,
+                self._training_transform(self._look),
+                self.hparams["split_seed"],
+            )
+        return PictureRows(pictures, rows, targets, self._look.channels, evaluation_transform(self._look))
+
+    def _training_transform(self, look: Look) -> Compose:
+        h, usual = self.hparams, _SOURCES[self.source]
+        return training_transform(
+            look,
+            usual.hflip if h["hflip"] is None else h["hflip"],
+            h["crop_scale"] or usual.crop_scale,
+            h["shift"],
+            h["rotate"],
+            h["auto_augment"],
+            h["random_erasing"],
+        )
+
+    def train_dataloader(self) -> ResumableLoader:
+        rows = self._of_split(0, training=True)
+        replicas, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
+        sampler = EpochSampler(len(rows), replicas, rank, self.hparams["split_seed"])
+        options = self._options()
+        if len(sampler) < self.batch_size:
+            # still an even number where it can be: pictures are mixed in pairs
+            options["batch_size"] = max(1, len(sampler) // 2 * 2)
+            rank_zero_warn(
+                f"There are {len(sampler)} training pictures, fewer than a batch of {self.batch_size}; each batch has "
+                f"{options['batch_size']}"
+            )
+        return ResumableLoader(rows, sampler, drop_last=True, **options)
+
+    def val_dataloader(self) -> DataLoader[dict[str, Any]]:
+        return DataLoader(self._of_split(1), **self._options())
+
+    def test_dataloader(self) -> DataLoader[dict[str, Any]]:
+        return DataLoader(self._of_split(2), **self._options())
+
+    def predict_dataloader(self) -> DataLoader[dict[str, Any]]:
+        return DataLoader(self._of_split(2, predicting=True), **self._options())
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _are_numbers(numbers: Sequence[float], above: float) -> bool:
+    return len(numbers) in (1, 3) and all(above < number < math.inf for number in numbers)
+
+
+def _a_number_a_channel(numbers: Sequence[float], channels: int) -> tuple[float, ...]:
+    """Three numbers become one by their average, one becomes three."""
+    if len(numbers) == channels:
+        return tuple(map(float, numbers))
+    return (float(sum(numbers) / len(numbers)),) * channels
+
+
+def _in_order(pictures: Pictures, classes: Sequence[str]) -> np.ndarray:
+    """Targets as places in ``classes``, which may be a checkpoint's.
+
+    Raises:
+        CheckpointMismatchError: naming the classes that aren't among them.
+    """
+    unknown = sorted(set(pictures.classes) - set(classes))
+    if unknown:
+        raise CheckpointMismatchError(
+            f"data.path: {pictures.name} has the classes {listed(unknown)}, which the checkpoint doesn't know (it "
+            f"knows {listed(classes)}); rename or take them out, or to train on them leave data.from_checkpoint out"
+        )
+    place = {name: i for i, name in enumerate(classes)}
+    return np.array([place[name] for name in pictures.classes], dtype=np.int64)[pictures.targets]
+
+
+def _refuse_untrained(where: str, classes: Sequence[str], counts: Sequence[int]) -> None:
+    if len(classes) < 2:
+        raise ZooError(f"data.path: {where} has one class, {listed(classes)}; give pictures of at least 2")
+    missing = [name for name, count in zip(classes, counts, strict=True) if not count]
+    if missing:
+        raise ZooError(
+            f"data.path: {where} has no training pictures of the classes {listed(missing)}; add some, or leave these "
+            "classes out of the other splits"
+        )
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint says of the pictures it was trained on."""
+
+    identity: dict[str, Any]
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str) -> "_Saved":
+        claim = read_claim(read_checkpoint(path), path)
+        identity = claim["identity"]
+        if identity.get("kind") != "images":
+            raise ZooError(
+                f"data.from_checkpoint: {path} was trained on {identity.get('kind', 'nothing')}, not on images; name a "
+                "checkpoint of a vision model"
+            )
+        wanted = {"classes", "channels", "image_size", "mean", "std", "interpolation", "crop", "source"}
+        if not wanted <= set(identity):
+            lacks = listed(sorted(wanted - set(identity)))
+            raise ZooError(f"data.from_checkpoint: the identity in {path} lacks {lacks}; train with this version")
+        return cls(identity, (claim.get("data") or {}).get("init_args", {}))
