@@ -1,7 +1,8 @@
 """What a run shows and writes."""
 
+from zoo.callbacks.mistakes import Mistakes
 from zoo.callbacks.pictures import MetricPictures, TextSamples
 from zoo.callbacks.predictions import PredictionWriter
-from zoo.callbacks.throughput import TokensPerSecond
+from zoo.callbacks.throughput import PicturesPerSecond, TokensPerSecond
 
-__all__ = ["MetricPictures", "PredictionWriter", "TextSamples", "TokensPerSecond"]
+__all__ = ["MetricPictures", "Mistakes", "PicturesPerSecond", "PredictionWriter", "TextSamples", "TokensPerSecond"]

@@ -1,4 +1,4 @@
-"""What a language run shows in TensorBoard: what the model writes, and what its metrics look like."""
+"""What a run shows in TensorBoard: what a language model writes, and what the metrics of attention look like."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from zoo.errors import ZooError
-from zoo.tasks import LanguageModelTask
+from zoo.models.decoder import LanguageModel
+from zoo.models.vision_transformer import VisionTransformer
+from zoo.tasks import LanguageModelTask, ZooTask
 
 
 def _tensorboards(trainer: pl.Trainer) -> list[TensorBoardLogger]:
@@ -57,14 +59,17 @@ class MetricPictures(pl.Callback):
     """
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not isinstance(pl_module, LanguageModelTask):
+        network = pl_module.network if isinstance(pl_module, ZooTask) else None
+        if not isinstance(network, (LanguageModel, VisionTransformer)):
             raise ZooError(
-                f"MetricPictures: got {type(pl_module).__name__}; it draws a LanguageModelTask's metrics only"
+                f"MetricPictures: got {type(pl_module).__name__} around {type(network).__name__}; it draws the metrics "
+                "of LanguageModel and of damcha_vit_* only, so take it out of trainer.callbacks"
             )
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         shown: Tensor | None = None
-        for name, M in pl_module.network.decoder.get_M_matrices():
+        stack = network.decoder if isinstance(network, LanguageModel) else network
+        for name, M in stack.get_M_matrices():
             if shown is not None and torch.equal(M, shown):
                 continue
             shown = M

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import timm.models.vision_transformer as timm_vit
 import torch
+import torch.fx
 from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
 from timm.models import (
     build_model_with_cfg,
@@ -18,13 +19,21 @@ from timm.models._features import feature_take_indices  # timm has no public nam
 from torch import Tensor, nn
 
 from zoo.attention import GeneratorOptions, MBasedAttention, StructuredMLPForM, check_mode
-from zoo.attention.metric import check_dropout, check_heads
+from zoo.attention.metric import check_dropout
 from zoo.errors import ZooError
 
-register_notrace_module(StructuredMLPForM)  # torch.fx takes them whole: they look at shapes
+
+@torch.fx.wrap  # these two look at shapes, so torch.fx takes them whole
+def _head_metrics(generator: StructuredMLPForM, x: Tensor, is_causal: bool) -> Tensor:
+    return generator.head_metrics(x, is_causal, layer_idx=None)
 
 
-@register_notrace_module
+@torch.fx.wrap
+def _add_layer_bias(generator: StructuredMLPForM, m: Tensor, layer_idx: int) -> Tensor:
+    return generator.add_layer_bias(m, layer_idx)
+
+
+@register_notrace_module  # it looks at shapes as well
 class MetricAttention(MBasedAttention):
     """``MBasedAttention`` behind the interface of timm's attention layers, for timm's ``attn_layer``.
 
@@ -92,6 +101,8 @@ class MetricAttention(MBasedAttention):
         """Bring a static metric back to the identity; timm calls it by this name after its own rules."""
         if self.use_M and not self.use_mlp:
             self.M0.copy_(torch.eye(self.d_model))
+
+    reset_parameters = init_weights  # timm's name for it after weight_init="skip"
 
 
 class MetricBlock(timm_vit.Block):
@@ -187,7 +198,11 @@ class VisionTransformer(timm_vit.VisionTransformer):
             GeneratorOptions, {name: options.pop(name) for name in GeneratorOptions.__annotations__ if name in options}
         )
         check_mode(use_M, use_mlp, share_mlp, generator_options)
-        check_heads(embed_dim, num_heads)
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ZooError(
+                f"num_heads: got {num_heads} for embed_dim {embed_dim}; embed_dim must be a positive multiple of "
+                "num_heads, so choose a divisor of embed_dim"
+            )
         if depth < 1:
             raise ZooError(f"depth: got {depth}; must be at least 1")
         shared_mlp = None
@@ -197,6 +212,10 @@ class VisionTransformer(timm_vit.VisionTransformer):
                 raise ZooError(
                     f"{min(own)}: given with use_M True, which brings its own; set use_M to False or drop it"
                 )
+            rates = {"mlp_drop_rate": mlp_drop_rate, **options}
+            for name in ("mlp_drop_rate", "attn_drop_rate", "proj_drop_rate"):
+                if not 0 <= rates.get(name, 0.0) < 1:
+                    raise ZooError(f"{name}: got {rates[name]}; must lie in [0, 1)")
             widths = (2 * depth,) if mlp_hidden is None else tuple(mlp_hidden)
             if share_mlp:
                 shared_mlp = StructuredMLPForM(
@@ -298,9 +317,9 @@ class VisionTransformer(timm_vit.VisionTransformer):
     def _through(self, blocks: nn.Sequential, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Iterator[Tensor]:
         """The output of each block in turn, all with metrics made from the stack's input."""
         generator = cast(StructuredMLPForM, self.shared_mlp)
-        shared = generator.head_metrics(x, is_causal, layer_idx=None)
+        shared = _head_metrics(generator, x, is_causal)
         for i, block in enumerate(blocks):
-            metrics = generator.add_layer_bias(shared, i)
+            metrics = _add_layer_bias(generator, shared, i)
             if self.grad_checkpointing:
                 x = checkpoint(block, x, attn_mask, is_causal, metrics)
             else:

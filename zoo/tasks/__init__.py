@@ -3,5 +3,6 @@
 from zoo.tasks.base import ZooTask
 from zoo.tasks.graph import GraphPredictionTask
 from zoo.tasks.language import LanguageModelTask
+from zoo.tasks.vision import ImageClassificationTask
 
-__all__ = ["GraphPredictionTask", "LanguageModelTask", "ZooTask"]
+__all__ = ["GraphPredictionTask", "ImageClassificationTask", "LanguageModelTask", "ZooTask"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -34,6 +35,11 @@ def _add_identity(task: "ZooTask", state: dict[str, Any], prefix: str, metadata:
         binding = {name: value for name, value in task._identity.items() if name not in PROVENANCE}
         text = bytearray(canonical_json(binding).encode())
         state[f"{prefix}{IDENTITY_TENSOR}"] = torch.frombuffer(text, dtype=torch.uint8)
+
+
+def _drop_identity(task: "ZooTask", state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """For a task inside another module, such as a moving average of its weights, which checks nothing."""
+    state.pop(f"{prefix}{IDENTITY_TENSOR}", None)
 
 
 def _identity_from_tensor(saved: Tensor) -> dict[str, Any]:
@@ -100,6 +106,7 @@ class ZooTask(pl.LightningModule, ABC):
         self.lr, self.weight_decay, self.beta2, self.warmup, self.min_lr = lr, weight_decay, beta2, warmup, min_lr
         self._identity: dict[str, Any] | None = None
         self.register_state_dict_post_hook(_add_identity)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_drop_identity)  # type: ignore[no-untyped-call]
         self._step_seed: int | None = None
 
     @abstractmethod
@@ -249,6 +256,7 @@ class ZooTask(pl.LightningModule, ABC):
             self._step_seed = torch.initial_seed() % (1 << 31)
         number = self.trainer.fit_loop.total_batch_idx * self.trainer.world_size + self.trainer.global_rank
         torch.manual_seed(self._step_seed * 1_000_003 + number)
+        np.random.seed((self._step_seed * 1_000_003 + number) % (1 << 32))  # timm's Mixup draws from NumPy's
 
     def on_before_zero_grad(self, optimizer: Any) -> None:
         """End a run whose weights are no numbers any more, instead of saving them as its best."""
@@ -258,13 +266,17 @@ class ZooTask(pl.LightningModule, ABC):
                 "training diverged, so lower it"
             )
 
-    def configure_optimizers(self) -> Any:
-        """AdamW with decay on matrices only; linear warm-up, then cosine decay over the trainer's own step budget."""
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What the optimizer trains, in groups of equal weight decay and learning rate."""
         trained = [p for p in self.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim >= 2]
         others = [p for p in trained if p.ndim < 2]
+        return [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+    def configure_optimizers(self) -> Any:
+        """AdamW with decay on matrices only; linear warm-up, then cosine decay over the trainer's own step budget."""
         optimizer = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            self.parameter_groups(),
             lr=self.lr,
             betas=(0.9, self.beta2),
             # Lightning can't clip gradients for a fused optimizer under float16's loss scaling

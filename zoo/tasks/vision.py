@@ -1,0 +1,376 @@
+"""The vision family's task."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import timm
+import torch.nn.functional as F
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info
+from timm.data import Mixup, resolve_data_config
+from timm.models import group_parameters
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassF1Score
+
+from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.identity import read_checkpoint, read_claim
+from zoo.tasks.base import ZooTask, plain
+from zoo.transfer import Fate, adapt_pictures, summary
+
+DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
+_FROM_DATA = ("num_classes", "in_chans", "pretrained")
+
+
+def metrics_for(n_classes: int, prefix: str) -> MetricCollection:
+    """Accuracy, accuracy of the best five where there are more, macro F1 and calibration error."""
+    metrics: dict[str, Any] = {
+        "accuracy": MulticlassAccuracy(n_classes, average="micro"),
+        "f1": MulticlassF1Score(n_classes, average="macro"),
+        "calibration_error": MulticlassCalibrationError(n_classes),
+    }
+    if n_classes > 5:
+        metrics["accuracy_top5"] = MulticlassAccuracy(n_classes, top_k=5, average="micro")
+    return MetricCollection(metrics, prefix=prefix)
+
+
+class ImageClassificationTask(ZooTask):
+    """Train or fine-tune a picture classifier: a DAMCHA Vision Transformer, or any other model of timm.
+
+    Classes, channels, size and normalisation come from the data's identity. Logs ``train/loss``, and for the held-out
+    splits the loss, accuracy (of the best five too, where there are more than five classes), macro F1 and calibration
+    error.
+
+    Args:
+        name: the model's name in timm; damcha_vit_* are this zoo's. Left out: the pretrained model's, or
+            damcha_vit_tiny_patch4_32.
+        options: timm's arguments of that model, such as img_size, patch_size, embed_dim, depth, num_heads and
+            drop_path_rate; for damcha_vit_* also use_M, use_mlp, share_mlp, mlp_hidden and the generator's. The
+            pretrained model's are beneath them.
+        pretrained: weights to start from: a checkpoint file of this zoo, or the name of a timm model that has weights
+            to download.
+        on_mismatch: pretrained weights for other classes, channels, sizes or layers: error, or adapt: carry over what
+            fits, class by class and layer by layer by name, and print what became of the rest.
+        train: what to train: all, head (the classifier), or last_N (the last N blocks, last norm and head). The rest
+            stays as it is, without dropout.
+        layer_decay: factor of the learning rate from each block to the one before; 1 for none.
+        label_smoothing: share of the target spread over all classes.
+        mixup: alpha of Mixup; 0 for none.
+        cutmix: alpha of CutMix; 0 for none. With both, each batch takes one of the two.
+        mix_prob: share of batches that are mixed.
+        kl_weight: weight of the KL term of off_diag_mode bayesian in the loss.
+        lr: AdamW's learning rate at its height.
+        weight_decay: decoupled decay, on matrices only.
+        beta2: AdamW's second decay rate.
+        warmup: share of the run's steps in which the learning rate rises to lr; then it falls along a cosine.
+        min_lr: share of lr that is left at the end.
+    """
+
+    network: Any  # of timm, which is untyped
+    network_settings: ClassVar[tuple[str, ...]] = ("name", "options")
+    mismatch_advice = (
+        "To read pictures as the checkpoint does, set data.from_checkpoint to the checkpoint file; to fine-tune it on "
+        "these classes, set model.pretrained to the file and model.on_mismatch to adapt, and leave --ckpt_path out"
+    )
+
+    def __init__(
+        self,
+        name: str | None = None,
+        options: dict[str, Any] | None = None,
+        pretrained: str | None = None,
+        on_mismatch: Literal["error", "adapt"] = "error",
+        train: str = "all",
+        layer_decay: float = 1.0,
+        label_smoothing: float = 0.1,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        mix_prob: float = 1.0,
+        kl_weight: float = 1e-4,
+        lr: float = 1e-3,
+        weight_decay: float = 0.05,
+        beta2: float = 0.99,
+        warmup: float = 0.1,
+        min_lr: float = 0.0,
+    ) -> None:
+        super().__init__(lr, weight_decay, beta2, warmup, min_lr)
+        for argument, value, good, rule in (
+            ("layer_decay", layer_decay, 0 < layer_decay <= 1, "must lie in (0, 1]"),
+            ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "must lie in [0, 1)"),
+            ("mixup", mixup, mixup >= 0, "must be 0 or more"),
+            ("cutmix", cutmix, cutmix >= 0, "must be 0 or more"),
+            ("mix_prob", mix_prob, 0 <= mix_prob <= 1, "must lie in [0, 1]"),
+            ("kl_weight", kl_weight, kl_weight >= 0, "must be 0 or more"),
+            ("on_mismatch", on_mismatch, on_mismatch in ("error", "adapt"), "must be error or adapt"),
+            (
+                "train",
+                train,
+                re.fullmatch(r"all|head|last_[1-9]\d*", train),
+                "must be all, head, or last_N such as last_2",
+            ),
+        ):
+            if not good:
+                raise ZooError(f"model.{argument}: got {value!r}; {rule}")
+        options = dict(options or {})
+        source = None if pretrained is None or name is not None else _Pretrained.find(pretrained)
+        if source is not None:
+            name, options = source.name, source.options | options
+        name = name or DEFAULT_NAME
+        _check_name(name, "model.name")
+        for option in _FROM_DATA:
+            if option in options:
+                where = "model.pretrained does that" if option == "pretrained" else "the data decides that"
+                raise ZooError(f"model.options: got {option}; {where}, so leave it out")
+        self.save_hyperparameters()
+        self._source = source
+        self.fates: list[Fate] = []
+
+    # ------------------------------------------------------------------ the network
+
+    @property
+    def input_config(self) -> dict[str, Any]:
+        """What pictures the model was made for: input_size (C, H, W), mean, std, interpolation and crop_pct."""
+        if self._source is not None and self._source.input_config is not None:
+            config = dict(self._source.input_config)
+        else:
+            cfg = timm.get_pretrained_cfg(self.hparams["name"])
+            config = resolve_data_config({}, pretrained_cfg={} if cfg is None else cfg.to_dict())
+        size = self.hparams["options"].get("img_size")
+        if size is not None:
+            height, width = (size, size) if isinstance(size, int) else size
+            config["input_size"] = (config["input_size"][0], height, width)
+        return config
+
+    def build(self, identity: Mapping[str, Any]) -> None:
+        if identity.get("kind") != "images":
+            raise ZooError(f"identity: got kind {identity.get('kind')!r}; a picture task needs pictures")
+        h = self.hparams
+        self.classes: list[str] = identity["classes"]
+        options = dict(h["options"])
+        cfg = timm.get_pretrained_cfg(h["name"])
+        if cfg is not None and cfg.fixed_input_size:
+            options["img_size"] = tuple(identity["image_size"])
+        try:
+            self.network = timm.create_model(
+                h["name"], num_classes=len(self.classes), in_chans=identity["channels"], **options
+            )
+        except (TypeError, AssertionError, ValueError) as error:
+            reason = str(error).strip() or type(error).__name__
+            raise ZooError(f"model.options: {h['name']} can't be made with {plain(options)}: {reason}") from None
+        self._freeze()
+        self.mix: Mixup | None = None
+        if h["mixup"] or h["cutmix"]:
+            self.mix = Mixup(
+                h["mixup"],
+                h["cutmix"],
+                prob=h["mix_prob"],
+                label_smoothing=h["label_smoothing"],
+                num_classes=len(self.classes),
+            )
+        self.scores = nn.ModuleDict({split: metrics_for(len(self.classes), f"{split}/") for split in ("val", "test")})
+
+    def _freeze(self) -> None:
+        """Leave only what ``train`` says to the optimizer; frozen modules lose their dropout."""
+        train = self.hparams["train"]
+        if train == "all":
+            return
+        # timm numbers the blocks from the stem up; head and last norm come last
+        depth = group_parameters(self.network, self.network.group_matcher(coarse=False), reverse=True)
+        top = max(depth.values())
+        if train == "head":
+            head = self.network.pretrained_cfg["classifier"]
+            trained = {name for name, _ in self.network.named_parameters() if name.startswith(f"{head}.")}
+        else:
+            n = int(train.removeprefix("last_"))
+            blocks = top - 1
+            if n > blocks:
+                raise ZooError(
+                    f"model.train: got {train}; {self.hparams['name']} has {blocks} blocks, so give at most that"
+                )
+            trained = {name for name, level in depth.items() if level >= top - n}
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad = name in trained
+        for module in self.network.modules():
+            parameters = list(module.parameters())
+            if parameters and not any(p.requires_grad for p in parameters):
+                module.eval()
+
+    def configure_model(self) -> None:
+        """Build the network from the data's identity, once, and start a new run from the pretrained weights."""
+        fresh = not self.is_built
+        super().configure_model()
+        trainer = self._trainer
+        if not (fresh and self.is_built and self.hparams["pretrained"] and trainer is not None):
+            return
+        if trainer.state.fn == "fit" and trainer.ckpt_path is None:
+            self._start_from(self._source or _Pretrained.find(self.hparams["pretrained"]))
+
+    def _start_from(self, source: "_Pretrained") -> None:
+        head = self.network.pretrained_cfg.get("classifier") or ""
+        state, self.fates = adapt_pictures(self.network, source.weights(), source.classes, self.classes, str(head))
+        changed = [fate for fate in self.fates if fate.fate != "kept"]
+        if self.hparams["on_mismatch"] == "error" and changed:
+            found = "; ".join(f"{fate.tensor}: {fate.fate} ({fate.note})" for fate in changed[:3])
+            more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
+            raise CheckpointMismatchError(
+                f"model.pretrained: {source.given} doesn't fit as it is: {found}{more}. To carry over what fits, set "
+                "model.on_mismatch to adapt"
+            )
+        self.network.load_state_dict(state)
+        rank_zero_info(f"Weights of {source.given}:\n{summary(self.fates)}")
+
+    def on_fit_start(self) -> None:
+        if self.fates and self.trainer.is_global_zero:
+            for logger in self.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_text("pretrained", summary(self.fates))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["zoo"]["transfer"] = [fate.plain() for fate in self.fates]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.fates = [Fate(**fate) for fate in checkpoint["zoo"].get("transfer", [])]
+
+    # ------------------------------------------------------------------ training
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Logits: pictures (B, C, H, W) -> (B, classes)."""
+        return self.network(image)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        skip = self.network.no_weight_decay() if hasattr(self.network, "no_weight_decay") else set()
+        groups = param_groups_layer_decay(
+            self.network, self.weight_decay, no_weight_decay_list=skip, layer_decay=self.hparams["layer_decay"]
+        )
+        return [
+            {"params": group["params"], "weight_decay": group["weight_decay"], "lr": self.lr * group["lr_scale"]}
+            for group in groups
+        ]
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
+        image, target = batch["image"], batch["target"]
+        if self.mix is not None and len(image) % 2 == 0:  # timm's pairs the pictures of a batch
+            mixed, shares = self.mix(image.clone(), target)
+            loss = F.cross_entropy(self(mixed), shares)
+        else:
+            loss = F.cross_entropy(self(image), target, label_smoothing=self.hparams["label_smoothing"])
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(image))
+        if self.hparams["options"].get("off_diag_mode") == "bayesian":
+            loss = loss + self.hparams["kl_weight"] * self.network.get_kl_divergence()
+        return loss
+
+    def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return self._evaluate(batch, "val")
+
+    def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        return self._evaluate(batch, "test")
+
+    def _evaluate(self, batch: Mapping[str, Any], split: str) -> dict[str, Tensor]:
+        logits, target = self(batch["image"]), batch["target"]
+        loss = F.cross_entropy(logits, target)
+        self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(target), sync_dist=True)
+        scores = cast(MetricCollection, self.scores[split])
+        probabilities = logits.float().softmax(dim=-1)
+        scores.update(probabilities, target)
+        self.log_dict(scores, batch_size=len(target))
+        return {"loss": loss, "probabilities": probabilities}
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> list[dict[str, Any]]:
+        """A row a picture: path, class and its probability, and the next four of the best five."""
+        probabilities = self(batch["image"]).float().softmax(dim=-1).cpu()
+        best, places = probabilities.topk(min(5, len(self.classes)), dim=-1)
+        rows: list[dict[str, Any]] = []
+        for path, values, indices in zip(batch["id"], best.tolist(), places.tolist(), strict=True):
+            row: dict[str, Any] = {"path": path}
+            for rank, (value, i) in enumerate(zip(values, indices, strict=True), start=1):
+                suffix = "" if rank == 1 else f"_{rank}"
+                row |= {f"class{suffix}": self.classes[i], f"probability{suffix}": round(value, 6)}
+            rows.append(row)
+        return rows
+
+
+def _check_name(name: str, argument: str) -> None:
+    if timm.is_model(name):
+        return
+    close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+    hint = f"; do you mean {' or '.join(close)}" if close else ""
+    raise ZooError(
+        f"{argument}: got {name!r}, which is no model of timm{hint}? timm.list_models('damcha_vit*') has this zoo's"
+    )
+
+
+class _Pretrained:
+    """Weights to start from: of a checkpoint of this zoo, or of timm."""
+
+    def __init__(self, given: str) -> None:
+        self.given = given
+        self.name = given
+        self.options: dict[str, Any] = {}
+        self.classes: list[str] | None = None
+        self.input_config: dict[str, Any] | None = None
+        self._state: dict[str, Tensor] | None = None
+
+    @classmethod
+    def find(cls, given: str) -> "_Pretrained":
+        source = cls(given)
+        if Path(given).exists() or given.endswith(".ckpt"):
+            source._read(given)
+        elif not timm.is_model(given):
+            raise ZooError(
+                f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
+                "file, or one of timm.list_pretrained()"
+            )
+        elif given.split(".")[0] not in {name.split(".")[0] for name in timm.list_pretrained()}:
+            raise ZooError(
+                f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
+            )
+        return source
+
+    def _read(self, path: str) -> None:
+        checkpoint = read_checkpoint(path)
+        claim = read_claim(checkpoint, path)
+        here = f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}"
+        if claim["task"] != here:
+            raise CheckpointMismatchError(
+                f"model.pretrained: {path} is of {claim['task']}; this task needs one of {here}"
+            )
+        identity, settings = claim["identity"], claim["settings"]
+        self.name, self.options = settings["name"], dict(settings["options"])
+        self.classes = identity["classes"]
+        self.input_config = {
+            "input_size": (identity["channels"], *identity["image_size"]),
+            "mean": tuple(identity["mean"]),
+            "std": tuple(identity["std"]),
+            "interpolation": identity["interpolation"],
+            "crop_pct": identity["crop"],
+        }
+        start = "network."
+        self._state = {
+            name.removeprefix(start): tensor
+            for name, tensor in checkpoint["state_dict"].items()
+            if name.startswith(start)
+        }
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state dict, downloaded if need be.
+
+        Raises:
+            ZooError: if it can't be.
+        """
+        if self._state is not None:
+            return self._state
+        rank_zero_info(f"Fetching the weights of {self.given}")
+        try:
+            network = timm.create_model(self.given, pretrained=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ZooError(
+                f"model.pretrained: the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
+                "name a checkpoint file"
+            ) from None
+        return cast(dict[str, Tensor], network.state_dict())
