@@ -69,12 +69,17 @@ def training_transform(
     if crop_scale < 1:
         mode = v2.InterpolationMode(look.interpolation)
         cut = [v2.RandomResizedCrop(look.size, scale=(crop_scale, 1.0), interpolation=mode)]
-    steps = [*cut, v2.RandomHorizontalFlip(hflip)]
+    steps = [*cut]
+    if hflip:
+        steps.append(v2.RandomHorizontalFlip(hflip))
     if shift or rotate:
         steps.append(v2.RandomAffine(rotate, (shift, shift), interpolation=v2.InterpolationMode.BILINEAR))
     if auto_augment is not None:
         steps.append(policy(auto_augment, look))
-    return Compose([*steps, to_tensor, normalise, v2.RandomErasing(random_erasing)])
+    steps += [to_tensor, normalise]
+    if random_erasing:
+        steps.append(v2.RandomErasing(random_erasing))
+    return Compose(steps)
 
 
 def policy(text: str, look: Look) -> Callable[[Image.Image], Image.Image]:

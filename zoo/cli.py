@@ -41,7 +41,10 @@ def _one_line(run: Callable[[], object]) -> None:
             cause = cause.__cause__  # jsonargparse wraps what a constructor raises
         if cause is None:
             raise
-        print(f"error: {' '.join(str(cause).split())}", file=sys.stderr)
+        text = str(cause)
+        if text.startswith("Caught "):  # in a loader's process, whose traceback PyTorch puts into the message
+            text = text.rstrip().splitlines()[-1].partition(": ")[2]
+        print(f"error: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

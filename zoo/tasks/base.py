@@ -55,7 +55,11 @@ def _identity_from_tensor(saved: Tensor) -> dict[str, Any]:
 
 
 def _listed(source: Mapping[str, Any] | None) -> str:
-    return "unknown data" if source is None else ", ".join(f"{name} {value}" for name, value in source.items())
+    """Where data came from, in one line: counts of each class and fingerprints are for programs."""
+    if source is None:
+        return "unknown data"
+    told = {name: value for name, value in source.items() if name != "fingerprint" and not isinstance(value, Mapping)}
+    return ", ".join(f"{name} {value}" for name, value in told.items())
 
 
 def plain(value: object) -> Any:

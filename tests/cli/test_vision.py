@@ -1,0 +1,132 @@
+"""The vision family's commands, as a user gives them."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datamodules.image_files import Pictures
+from tests.cli.test_lightning import CONFIGS, QUIET, refused
+from zoo.errors import ZooError
+from zoo.identity import read_checkpoint
+
+DIGITS = CONFIGS.parent / "vit" / "digits_damcha.yaml"
+OWN = CONFIGS.parent / "vit" / "own_folder.yaml"
+NO_BAR = QUIET[:2]
+SMALL = ("--model.options", '{"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}')
+
+
+def paint(folder: Path, classes: dict[str, int], n: int = 8) -> Path:
+    """Pictures of about one colour a class, easy to tell apart."""
+    random = np.random.default_rng(0)
+    for name, level in classes.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(n):
+            pixels = np.clip(random.normal(level, 10, (20, 24, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return paint(tmp_path_factory.mktemp("pictures") / "mine", {"dark": 40, "light": 210})
+
+
+@pytest.fixture
+def fitted(lightning, folder, tmp_path) -> Path:
+    """A checkpoint of a model that was trained on the folder."""
+    lightning(
+        "fit",
+        "--config",
+        OWN,
+        "--data.path",
+        folder,
+        "--data.batch_size",
+        4,
+        *SMALL,
+        "--trainer.max_epochs",
+        6,
+        *NO_BAR,
+    )
+    return tmp_path / "runs" / "vit" / "own_folder" / "version_0" / "checkpoints" / "last.ckpt"
+
+
+def test_a_checkpoint_alone_tests_its_own_pictures_and_another_folder(
+    lightning, fitted, folder, tmp_path, capsys, caplog
+):
+    lightning("test", "--ckpt_path", fitted, *QUIET)
+    assert "test/accuracy" in capsys.readouterr().out
+    other = paint(tmp_path / "other", {"dark": 60, "light": 190}, n=3)
+    lightning("test", "--ckpt_path", fitted, "--data.path", other, *QUIET)
+    assert "6 pictures, all of them used" in caplog.text
+
+
+def test_predict_names_each_picture_and_its_class(lightning, fitted, tmp_path):
+    new = paint(tmp_path / "new", {"sunday": 215}, n=3)  # no class of the model
+    lightning("predict", "--ckpt_path", fitted, "--data.path", new, "--predictions.path", "out.csv", *QUIET)
+    rows = list(csv.DictReader(open("out.csv", encoding="utf-8")))
+    assert [row["path"] for row in rows] == ["sunday/0.png", "sunday/1.png", "sunday/2.png"]
+    assert list(rows[0]) == ["path", "class", "probability", "class_2", "probability_2"]
+    assert {row["class"] for row in rows} == {"light"}
+    assert all(float(row["probability"]) >= float(row["probability_2"]) for row in rows)
+
+
+def test_pretrained_weights_start_a_run_on_other_classes(lightning, fitted, tmp_path, caplog):
+    new = paint(tmp_path / "new", {"light": 220, "middle": 128})
+    lightning(
+        *("fit", "--config", OWN, "--data.path", new, "--data.batch_size", 4, "--model.pretrained", fitted),
+        *("--trainer.max_epochs", 1, "--trainer.logger.name", "vit/tuned", *NO_BAR),
+    )
+    assert "rows of 1 of 2 classes" in caplog.text
+    tuned = tmp_path / "runs" / "vit" / "tuned" / "version_0" / "checkpoints" / "last.ckpt"
+    claim = read_checkpoint(tuned)["zoo"]
+    assert claim["settings"]["options"]["embed_dim"] == 24
+    assert {fate["tensor"]: fate["fate"] for fate in claim["transfer"]}["head.weight"] == "moved"
+    fitted.unlink()
+    lightning("test", "--ckpt_path", tuned, *QUIET)  # needs the weights it started from no more
+
+
+def test_other_classes_are_refused_without_adapt(lightning, fitted, tmp_path, capsys):
+    new = paint(tmp_path / "new", {"light": 220, "middle": 128})
+    more = ("--data.batch_size", 4, "--model.on_mismatch", "error", *NO_BAR)
+    given = ("fit", "--config", OWN, "--data.path", new, "--model.pretrained", fitted, *more)
+    assert "model.pretrained" in (message := refused(lightning, capsys, *given))
+    assert "set model.on_mismatch to adapt" in message
+    given = ("fit", "--config", OWN, "--data.path", new, "--ckpt_path", fitted, "--data.batch_size", 4, *NO_BAR)
+    assert "middle" in refused(lightning, capsys, *given)
+
+
+def test_weights_to_start_from_and_a_run_to_go_on_with_exclude_each_other(lightning, fitted, folder, capsys):
+    given = (
+        "--data.path",
+        folder,
+        "--data.batch_size",
+        4,
+        "--ckpt_path",
+        fitted,
+        "--model.pretrained",
+        fitted,
+        *NO_BAR,
+    )
+    message = refused(lightning, capsys, "fit", "--config", OWN, *given)
+    assert "beside --ckpt_path" in message
+
+
+def test_an_error_in_a_loaders_process_is_one_line_too(lightning, folder, monkeypatch, capsys):
+    def open_nothing(self, row, channels):
+        raise ZooError(f"data.path: {self.ids[row]} can't be read any more; put it back")
+
+    monkeypatch.setattr(Pictures, "open", open_nothing)
+    given = ("--data.path", folder, "--data.batch_size", 4, "--data.num_workers", 1, *SMALL, *NO_BAR)
+    message = refused(lightning, capsys, "fit", "--config", OWN, *given)
+    assert message.startswith("error: data.path: ")
+    assert message.strip().endswith("put it back")
+
+
+def test_help_describes_the_settings(lightning, capsys):
+    with pytest.raises(SystemExit) as end:
+        lightning("fit", "--model.help", "zoo.tasks.ImageClassificationTask")
+    assert end.value.code == 0
+    assert "carry over what fits" in " ".join(capsys.readouterr().out.split())
