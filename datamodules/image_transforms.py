@@ -61,6 +61,7 @@ def training_transform(
     crop_scale: float,
     shift: float,
     rotate: float,
+    zoom: float,
     auto_augment: str | None,
     random_erasing: float,
 ) -> Compose:
@@ -72,8 +73,9 @@ def training_transform(
     steps = [*cut]
     if hflip:
         steps.append(v2.RandomHorizontalFlip(hflip))
-    if shift or rotate:
-        steps.append(v2.RandomAffine(rotate, (shift, shift), interpolation=v2.InterpolationMode.BILINEAR))
+    if shift or rotate or zoom:
+        scale = (1 - zoom, 1 + zoom)
+        steps.append(v2.RandomAffine(rotate, (shift, shift), scale, interpolation=v2.InterpolationMode.BILINEAR))
     if auto_augment is not None:
         steps.append(policy(auto_augment, look))
     steps += [to_tensor, normalise]

@@ -97,6 +97,7 @@ class ImageDataModule(ZooDataModule):
             evaluation. Left out, 0.35 for folder, 0.6 for cifar, else 1.
         shift: training: how far pictures are moved at most, as a share of their side; what comes into sight is black.
         rotate: training: how many degrees they are turned at most, to either side.
+        zoom: training: by what share they are enlarged or shrunk at most.
         auto_augment: training: a policy of timm's, such as rand-m9-mstd0.5-inc1, augmix-m5-w4-d2 or 3a.
         random_erasing: training: probability to blank out a random rectangle.
         val_fraction: share of the pictures of each class held out for validation, at least one; where the data has a
@@ -130,6 +131,7 @@ class ImageDataModule(ZooDataModule):
         crop_scale: float | None = None,
         shift: float = 0.0,
         rotate: float = 0.0,
+        zoom: float = 0.0,
         auto_augment: str | None = None,
         random_erasing: float = 0.0,
         val_fraction: float = 0.15,
@@ -184,6 +186,7 @@ class ImageDataModule(ZooDataModule):
             ("crop_scale", "must be above 0, and at most 1", lambda x: 0 < x <= 1),
             ("shift", "must lie in [0, 1]", lambda x: 0 <= x <= 1),
             ("rotate", "must lie in [0, 180]", lambda x: 0 <= x <= 180),
+            ("zoom", "must lie in [0, 1)", lambda x: 0 <= x < 1),
             ("random_erasing", "must lie in [0, 1]", lambda x: 0 <= x <= 1),
             ("val_fraction", "must lie between 0 and 0.5", lambda x: 0 < x < 0.5),
             ("test_fraction", "must lie between 0 and 0.5", lambda x: 0 < x < 0.5),
@@ -387,6 +390,7 @@ class ImageDataModule(ZooDataModule):
             h["crop_scale"] or usual.crop_scale,
             h["shift"],
             h["rotate"],
+            h["zoom"],
             h["auto_augment"],
             h["random_erasing"],
         )

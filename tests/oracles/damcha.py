@@ -28,10 +28,10 @@ def gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.erf(x / math.sqrt(2))) / 2
 
 
-def layer_norm(x: Tensor, params: Mapping[str, Tensor], name: str) -> Tensor:
+def layer_norm(x: Tensor, params: Mapping[str, Tensor], name: str, eps: float = 1e-5) -> Tensor:
     centred = x - x.sum() / len(x)
     variance = (centred * centred).sum() / len(x)
-    return centred / torch.sqrt(variance + 1e-5) * params[f"{name}.weight"] + params[f"{name}.bias"]
+    return centred / torch.sqrt(variance + eps) * params[f"{name}.weight"] + params[f"{name}.bias"]
 
 
 def block(M: Tensor, n_heads: int, i: int, j: int) -> Tensor:

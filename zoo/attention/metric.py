@@ -220,8 +220,11 @@ class StructuredMLPForM(nn.Module):
         elif self.off_diag_mode == "separate_B":
             self.B.normal_(std=0.01)
         if self.use_layer_bias:
-            nn.init.orthogonal_(self.bias_U, gain=0.1)
-            nn.init.orthogonal_(self.bias_V, gain=0.1)
+            for factor in (self.bias_U, self.bias_V):
+                wide = (
+                    factor.double() if factor.dtype == torch.float64 else factor.float()
+                )  # QR knows no narrower types
+                factor.copy_(nn.init.orthogonal_(torch.empty_like(wide), gain=0.1))
             for i, scale in enumerate(self.bias_scale):
                 scale.normal_(std=0.1 * (1 + 0.2 * i))
 
