@@ -1,4 +1,4 @@
-"""Test accuracy on scikit-learn's digits over seeded splits: the configs of configs/vit, and a support vector classifier.
+"""Test accuracy on scikit-learn's digits over seeded splits, of the configs and of a support vector classifier.
 
     python benchmarks/digits_splits.py                   # 4 configs, 5 splits, 2 at a time
 
@@ -40,11 +40,11 @@ def accuracy_of_config(job: tuple[str, int], epochs: int | None) -> float:
     given = ["--config", str(CONFIGS / f"{name}.yaml"), "--data.split_seed", str(seed), "--seed_everything", str(seed)]
     quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
     settings = [part for option in quiet for part in (f"--trainer.{option}", "false")]
-    average = json.dumps([{"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {"decay": 0.99}}])
+    average = [{"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging", "init_args": {"decay": 0.99}}]
     more = [] if epochs is None else ["--trainer.max_epochs", str(epochs)]
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        cli = ZooCLI(args=["fit", *given, *settings, f"--trainer.callbacks={average}", *more])
+        cli = ZooCLI(args=["fit", *given, *settings, f"--trainer.callbacks={json.dumps(average)}", *more])
         return cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]["test/accuracy"]
 
 

@@ -1,6 +1,6 @@
 """Pictures a second of damcha_vit_tiny_patch16_224 against timm's vit_tiny_patch16_224, interleaved in one run.
 
-    python benchmarks/vit_throughput.py                  # inference and training, batch 8, all cores
+python benchmarks/vit_throughput.py                  # inference and training, batch 8, all cores
 """
 
 import argparse
