@@ -1,14 +1,14 @@
 """Carry trained weights over to a network for other data, by name, and say what became of each."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 from timm.models import adapt_input_conv
-from timm.models.vision_transformer import checkpoint_filter_fn
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
-
-from zoo.models.vision_transformer import VisionTransformer
 
 
 @dataclass
@@ -37,7 +37,7 @@ def adapt_pictures(
     saved: Mapping[str, Tensor],
     saved_classes: Sequence[str] | None,
     classes: Sequence[str],
-    head: str,
+    heads: Sequence[str],
 ) -> tuple[dict[str, Tensor], list[Fate]]:
     """A state dict for ``network`` from the weights of another picture model.
 
@@ -50,39 +50,40 @@ def adapt_pictures(
         saved: the other model's state dict.
         saved_classes: its class names in order; None if nobody knows them.
         classes: the class names of ``network``.
-        head: name of the classifier in both.
+        heads: names of the classifier's layers, in both.
 
     Returns:
         The state dict, and what became of each tensor.
     """
     own = {name: tensor.detach() for name, tensor in network.state_dict().items()}
     source, notes = dict(saved), {}
-    for name in [name for name in source if name.endswith(".attn.qkv.weight") or name.endswith(".attn.qkv.bias")]:
-        block, kind = name.removesuffix(f"qkv.{name.rpartition('.')[2]}"), name.rpartition(".")[2]
-        if f"{block}W_v.{kind}" in own and name not in own:
-            source[f"{block}W_v.{kind}"] = source.pop(name).chunk(3)[2]
-            notes[f"{block}W_v.{kind}"] = f"the values' third of {name}"
-            if f"{block}proj.{kind}" in source:
-                source[f"{block}out_proj.{kind}"] = source.pop(f"{block}proj.{kind}")
-                notes[f"{block}out_proj.{kind}"] = f"{block}proj.{kind}"
+    for theirs_in, mine_in in (("qkv", "W_v"), ("proj", "out_proj")):
+        for name in [name for name in source if re.search(rf"\.attn\.{theirs_in}\.(weight|bias)$", name)]:
+            mine_at = name.replace(f".attn.{theirs_in}.", f".attn.{mine_in}.")
+            if name not in own and mine_at in own:
+                values = theirs_in == "qkv"
+                source[mine_at] = source[name].chunk(3)[2] if values else source[name]
+                notes[mine_at] = f"the values' third of {name}" if values else name
+                del source[name]
     resized = _fit_pictures(network, source)
 
+    starts = tuple(f"{head}." for head in heads)
+    rows = {c: i for i, c in enumerate(saved_classes or ())}
+    known = [c for c in classes if c in rows]
+    others = "" if len(known) == len(classes) else "; the others new"
+    reorder = saved_classes is None or list(saved_classes) != list(classes)
     filled, fates = dict(own), []
     for name, mine in own.items():
         theirs = resized.get(name)
-        if head and name.startswith(f"{head}.") and (saved_classes is None or list(saved_classes) != list(classes)):
-            rows = {c: i for i, c in enumerate(saved_classes or ())}
-            known = [c for c in classes if c in rows]
-            if theirs is None or theirs.shape[1:] != mine.shape[1:] or not known:
+        if theirs is not None and reorder and name.startswith(starts) and theirs.shape[1:] == mine.shape[1:]:
+            if not known:
                 fates.append(Fate(name, "new", "no class in common"))
                 continue
             filled[name] = mine.clone()
             for i, c in enumerate(classes):
                 if c in rows:
                     filled[name][i] = theirs[rows[c]]
-            fates.append(
-                Fate(name, "moved", f"rows of {len(known)} of {len(classes)} classes, by name; the others new")
-            )
+            fates.append(Fate(name, "moved", f"rows of {len(known)} of {len(classes)} classes, by name{others}"))
         elif theirs is None or theirs.shape != mine.shape:
             was = "not there" if theirs is None else f"{_shape(theirs)} there"
             fates.append(Fate(name, "new", f"{was}, {_shape(mine)} here"))
@@ -100,17 +101,34 @@ def adapt_pictures(
 
 def _fit_pictures(network: nn.Module, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """``source`` with the first convolution fitted to the network's channels, patches and positions to its sizes."""
-    fitted = dict(source)
-    patches = getattr(getattr(network, "patch_embed", None), "proj", None)
-    name = "patch_embed.proj.weight"
-    if isinstance(patches, nn.Conv2d) and name in fitted:
-        there, here = fitted[name].shape[1], patches.weight.shape[1]
-        if there != here:
-            fitted[name] = adapt_input_conv(here, fitted[name], base_chans=there)
-    same_width = name not in fitted or fitted[name].shape[0] == network.state_dict()[name].shape[0]
-    if isinstance(network, VisionTransformer) and same_width:
-        return checkpoint_filter_fn(fitted, network)
-    return fitted
+    own, fitted = network.state_dict(), dict(source)
+    config = cast(Mapping[str, Any], getattr(network, "pretrained_cfg", None) or {})
+    first = config.get("first_conv") or ()
+    for name in [f"{conv}.weight" for conv in ([first] if isinstance(first, str) else first)]:
+        if name in own and name in fitted and own[name].ndim == fitted[name].ndim == 4:
+            there, here = fitted[name].shape[1], own[name].shape[1]
+            if {there, here} == {1, 3}:  # not where the stem cuts pictures into blocks first
+                fitted[name] = adapt_input_conv(here, fitted[name], base_chans=there)
+    patches = "patch_embed.proj.weight"
+    if not isinstance(network, VisionTransformer) or patches not in own:
+        return fitted
+    if patches in fitted and fitted[patches].shape[0] != own[patches].shape[0]:
+        return fitted  # of another width
+    positions = None if _same_grid(network, own, fitted) else fitted.pop("pos_embed", None)
+    fitted = checkpoint_filter_fn(fitted, network)
+    return fitted if positions is None else fitted | {"pos_embed": positions}
+
+
+def _same_grid(network: VisionTransformer, own: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> bool:
+    """Whether timm may resize the positions: it takes them for those of a square, after as many tokens as here."""
+    there, here = source.get("pos_embed"), own.get("pos_embed")
+    if there is None or here is None or there.shape == here.shape:
+        return False
+    tokens = ("cls_token", "reg_token")
+    if any((source[name].shape if name in source else 0) != (own[name].shape if name in own else 0) for name in tokens):
+        return False
+    patches = there.shape[1] - (0 if network.no_embed_class else network.num_prefix_tokens)
+    return patches > 0 and math.isqrt(patches) ** 2 == patches
 
 
 def _shape(tensor: Tensor) -> str:

@@ -708,6 +708,12 @@ def test_features_only_gives_the_intermediates(kind, road, out_indices):
     assert all(p.grad is not None for name, p in inner.named_parameters() if name.startswith(read))
 
 
+def test_features_only_gives_maps_of_the_last_three_blocks_by_default():
+    features = timm.create_model(NAME, features_only=True, **{**TINY, "depth": 4})
+    assert [f.shape for f in features(torch.ones(2, 3, 16, 16))] == [(2, 24, 4, 4)] * 3
+    assert features.feature_info.module_name() == ["blocks.1", "blocks.2", "blocks.3"]
+
+
 @pytest.mark.parametrize("road", ["list", "dict"])
 @pytest.mark.parametrize("name", [NAME, "vit_tiny_patch16_224"])
 def test_features_by_rebuilding_are_refused_as_in_timms_own(name, road):

@@ -44,15 +44,19 @@ class Mistakes(pl.Callback):
             return
         probabilities, target = outputs["probabilities"], batch["target"]
         self._matrix.update(probabilities, target)
+        probabilities, target = probabilities.cpu(), target.cpu()  # one wait for the device, not one a mistake
         read = probabilities.argmax(dim=-1)
         true = probabilities.gather(1, target.unsqueeze(1)).squeeze(1)
         for i in (read != target).nonzero().flatten().tolist():
             p = float(true[i])
             if len(self._worst) == self.pictures and -p <= self._worst[0][0]:
                 continue
-            title = f"{task.classes[target[i]]}, read {task.classes[read[i]]} {float(probabilities[i, read[i]]):.2f}"
-            self._seen += 1  # tells entries of equal probability apart
-            entry = (-p, self._seen, batch["image"][i].float().cpu(), f"{title}\n{batch['id'][i][-24:]}")
+            true_class, read_class = _short(task.classes[target[i]], 30), _short(task.classes[read[i]], 20)
+            title = (
+                f"{true_class}\nread as {read_class}, {float(probabilities[i, read[i]]):.2f}\n{batch['id'][i][-30:]}"
+            )
+            self._seen += 1  # of equal probability, the first stay
+            entry = (-p, -self._seen, batch["image"][i].float().cpu(), title)
             push = heapq.heappush if len(self._worst) < self.pictures else heapq.heapreplace
             push(self._worst, entry)
 
@@ -62,7 +66,7 @@ class Mistakes(pl.Callback):
         counts = self._matrix.compute().cpu()
         if not trainer.is_global_zero:
             return
-        worst = [(picture, title) for _, _, picture, title in sorted(self._worst, key=lambda entry: -entry[0])]
+        worst = [(picture, title) for _, _, picture, title in sorted(self._worst, reverse=True)]
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 step = trainer.global_step
@@ -95,25 +99,30 @@ class Mistakes(pl.Callback):
         self._show(trainer, pl_module, "test")
 
 
+def _short(name: str, length: int) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
 def confusion_figure(counts: Tensor, classes: Sequence[str]) -> Figure:
-    """Counts (true class, class read) as a picture; written out for up to 20 classes."""
+    """Counts (true class, class read) as a picture of each row's shares; written out for up to 20 classes."""
     n = len(classes)
     side = min(16.0, 3.0 + 0.4 * n)
     figure = Figure(figsize=(side, side), layout="constrained")
     axes = figure.add_subplot()
     shares = counts / counts.sum(dim=1, keepdim=True).clamp(min=1)
-    axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    shades = shares.sqrt()  # among many classes each confusion is rare, and should be seen
+    axes.imshow(shades.numpy(), cmap="Blues", vmin=0, vmax=1)
     axes.set_xlabel("read as")
     axes.set_ylabel("true class")
     step = max(1, n // 40)  # more names than that can't be read
-    names = [name if len(name) <= 16 else f"{name[:15]}…" for name in classes]
-    axes.set_xticks(range(0, n, step), names[::step], rotation=90)
-    axes.set_yticks(range(0, n, step), names[::step])
+    names = [_short(name, 16) for name in classes]
+    axes.set_xticks(range(0, n, step), names[::step], rotation=90, parse_math=False)
+    axes.set_yticks(range(0, n, step), names[::step], parse_math=False)
     if n <= 20:
         for i in range(n):
             for j in range(n):
                 if counts[i, j]:
-                    colour = "white" if shares[i, j] > 0.5 else "black"
+                    colour = "white" if shades[i, j] > 0.6 else "black"
                     axes.text(j, i, str(int(counts[i, j])), ha="center", va="center", color=colour)
     return figure
 
@@ -122,11 +131,12 @@ def mistakes_figure(worst: Sequence[tuple[Tensor, str]], mean: Sequence[float], 
     """Pictures (C, H, W), normalised, in a grid with a title each."""
     columns = min(4, len(worst))
     rows = -(-len(worst) // columns)
-    figure = Figure(figsize=(2.4 * columns, 2.7 * rows), layout="constrained")
+    height, width = worst[0][0].shape[-2:]
+    figure = Figure(figsize=(2.4 * columns, (2.4 * height / width + 0.7) * rows), layout="constrained")
     for place, (picture, title) in enumerate(worst, start=1):
         axes = figure.add_subplot(rows, columns, place)
         shown = picture * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
         axes.imshow(shown.clamp(0, 1).permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)
-        axes.set_title(title, fontsize=8)
+        axes.set_title(title, fontsize=8, parse_math=False)  # a $ in a name is no formula
         axes.axis("off")
     return figure

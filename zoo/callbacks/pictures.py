@@ -1,6 +1,7 @@
 """What a run shows in TensorBoard: what a language model writes, and what the metrics of attention look like."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -58,17 +59,30 @@ class MetricPictures(pl.Callback):
     Averaged over the last batch, each row's final prefix. Layers that share one metric share one picture.
     """
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         network = pl_module.network if isinstance(pl_module, ZooTask) else None
         if not isinstance(network, (LanguageModel, VisionTransformer)):
             raise ZooError(
                 f"MetricPictures: got {type(pl_module).__name__} around {type(network).__name__}; it draws the metrics "
                 "of LanguageModel and of damcha_vit_* only, so take it out of trainer.callbacks"
             )
-        if trainer.sanity_checking or not trainer.is_global_zero:
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        # not at the end of validation: by then a moving average of the weights has given way to the weights again
+        last = batch_idx + 1 == trainer.num_val_batches[dataloader_idx]
+        if not last or trainer.sanity_checking or not trainer.is_global_zero:
             return
+        network = cast(ZooTask, pl_module).network
         shown: Tensor | None = None
-        stack = network.decoder if isinstance(network, LanguageModel) else network
+        stack = network.decoder if isinstance(network, LanguageModel) else cast(VisionTransformer, network)
         for name, M in stack.get_M_matrices():
             if shown is not None and torch.equal(M, shown):
                 continue

@@ -1,6 +1,7 @@
 """The vision family's task."""
 
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassF1Score
 
-from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import read_checkpoint, read_claim
 from zoo.tasks.base import ZooTask, plain
 from zoo.transfer import Fate, adapt_pictures, summary
 
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
 _FROM_DATA = ("num_classes", "in_chans", "pretrained")
+_BAD_OPTIONS = (TypeError, AssertionError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 
 
 def metrics_for(n_classes: int, prefix: str) -> MetricCollection:
@@ -100,15 +102,15 @@ class ImageClassificationTask(ZooTask):
         for argument, value, good, rule in (
             ("layer_decay", layer_decay, 0 < layer_decay <= 1, "must lie in (0, 1]"),
             ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "must lie in [0, 1)"),
-            ("mixup", mixup, mixup >= 0, "must be 0 or more"),
-            ("cutmix", cutmix, cutmix >= 0, "must be 0 or more"),
+            ("mixup", mixup, 0 <= mixup < math.inf, "must be 0 or more"),
+            ("cutmix", cutmix, 0 <= cutmix < math.inf, "must be 0 or more"),
             ("mix_prob", mix_prob, 0 <= mix_prob <= 1, "must lie in [0, 1]"),
-            ("kl_weight", kl_weight, kl_weight >= 0, "must be 0 or more"),
+            ("kl_weight", kl_weight, 0 <= kl_weight < math.inf, "must be 0 or more"),
             ("on_mismatch", on_mismatch, on_mismatch in ("error", "adapt"), "must be error or adapt"),
             (
                 "train",
                 train,
-                re.fullmatch(r"all|head|last_[1-9]\d*", train),
+                re.fullmatch(r"all|head|last_[1-9]\d*", str(train)),
                 "must be all, head, or last_N such as last_2",
             ),
         ):
@@ -124,20 +126,29 @@ class ImageClassificationTask(ZooTask):
             if option in options:
                 where = "model.pretrained does that" if option == "pretrained" else "the data decides that"
                 raise ZooError(f"model.options: got {option}; {where}, so leave it out")
+        size = options.get("img_size", 1)
+        sides = size if isinstance(size, (list, tuple)) and len(size) == 2 else [size]
+        if not all(isinstance(side, int) and side > 0 for side in sides):
+            raise ZooError(f"model.options: got img_size {size!r}; must be a number of pixels above 0, or two of them")
         self.save_hyperparameters()
         self._source = source
         self.fates: list[Fate] = []
+        self._started_from: str | None = None
+        self._not_started: ZooError | None = None
 
     # ------------------------------------------------------------------ the network
 
     @property
     def input_config(self) -> dict[str, Any]:
         """What pictures the model was made for: input_size (C, H, W), mean, std, interpolation and crop_pct."""
-        if self._source is not None and self._source.input_config is not None:
+        given, fitting = self.hparams["pretrained"], self._trainer is not None and self._trainer.state.fn == "fit"
+        if self._source is not None:
             config = dict(self._source.input_config)
         else:
-            cfg = timm.get_pretrained_cfg(self.hparams["name"])
-            config = resolve_data_config({}, pretrained_cfg={} if cfg is None else cfg.to_dict())
+            config = _made_for(self.hparams["name"])
+            if fitting and given is not None and (Path(given).is_file() or timm.is_model(given)):
+                weights = _Pretrained.find(given).input_config  # a resumed run may do without the file
+                config |= {name: weights[name] for name in ("mean", "std")}
         size = self.hparams["options"].get("img_size")
         if size is not None:
             height, width = (size, size) if isinstance(size, int) else size
@@ -157,9 +168,13 @@ class ImageClassificationTask(ZooTask):
             self.network = timm.create_model(
                 h["name"], num_classes=len(self.classes), in_chans=identity["channels"], **options
             )
-        except (TypeError, AssertionError, ValueError) as error:
-            reason = str(error).strip() or type(error).__name__
+        except _BAD_OPTIONS as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ZooError(f"model.options: {h['name']} can't be made with {plain(options)}: {reason}") from None
+        if getattr(getattr(self.network, "patch_embed", None), "num_patches", None) == 0:
+            raise ZooError(
+                f"model.options: {h['name']} can't be made with {plain(options)}: a patch is larger than the pictures"
+            )
         self._freeze()
         self.mix: Mixup | None = None
         if h["mixup"] or h["cutmix"]:
@@ -181,8 +196,10 @@ class ImageClassificationTask(ZooTask):
         depth = group_parameters(self.network, self.network.group_matcher(coarse=False), reverse=True)
         top = max(depth.values())
         if train == "head":
-            head = self.network.pretrained_cfg["classifier"]
-            trained = {name for name, _ in self.network.named_parameters() if name.startswith(f"{head}.")}
+            heads = tuple(f"{head}." for head in self._heads())
+            trained = {name for name, _ in self.network.named_parameters() if name.startswith(heads)}
+            if not trained:
+                raise ZooError(f"model.train: got head; timm records none for {self.hparams['name']}, so give last_1")
         else:
             n = int(train.removeprefix("last_"))
             blocks = top - 1
@@ -197,6 +214,14 @@ class ImageClassificationTask(ZooTask):
             parameters = list(module.parameters())
             if parameters and not any(p.requires_grad for p in parameters):
                 module.eval()
+        for name, module in self.network.named_children():  # between the stem and the blocks, without weights
+            if name != "head_drop" and not list(module.parameters()):
+                module.eval()
+
+    def _heads(self) -> tuple[str, ...]:
+        """Names of the classifier's layers; a distilled model has two."""
+        names = self.network.pretrained_cfg.get("classifier") or ()
+        return (names,) if isinstance(names, str) else tuple(names)
 
     def configure_model(self) -> None:
         """Build the network from the data's identity, once, and start a new run from the pretrained weights."""
@@ -206,11 +231,13 @@ class ImageClassificationTask(ZooTask):
         if not (fresh and self.is_built and self.hparams["pretrained"] and trainer is not None):
             return
         if trainer.state.fn == "fit" and trainer.ckpt_path is None:
-            self._start_from(self._source or _Pretrained.find(self.hparams["pretrained"]))
+            try:
+                self._start_from(self._source or _Pretrained.find(self.hparams["pretrained"]))
+            except ZooError as error:  # a run that goes on does without; fit(ckpt_path=...) is known only on loading it
+                self._not_started = error
 
     def _start_from(self, source: "_Pretrained") -> None:
-        head = self.network.pretrained_cfg.get("classifier") or ""
-        state, self.fates = adapt_pictures(self.network, source.weights(), source.classes, self.classes, str(head))
+        state, self.fates = adapt_pictures(self.network, source.weights(), source.classes, self.classes, self._heads())
         changed = [fate for fate in self.fates if fate.fate != "kept"]
         if self.hparams["on_mismatch"] == "error" and changed:
             found = "; ".join(f"{fate.tensor}: {fate.fate} ({fate.note})" for fate in changed[:3])
@@ -220,9 +247,13 @@ class ImageClassificationTask(ZooTask):
                 "model.on_mismatch to adapt"
             )
         self.network.load_state_dict(state)
-        rank_zero_info(f"Weights of {source.given}:\n{summary(self.fates)}")
+        self._started_from = source.given
 
     def on_fit_start(self) -> None:
+        if self._not_started is not None:
+            raise self._not_started
+        if self._started_from is not None:
+            rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
         if self.fates and self.trainer.is_global_zero:
             for logger in self.loggers:
                 if isinstance(logger, TensorBoardLogger):
@@ -233,7 +264,14 @@ class ImageClassificationTask(ZooTask):
         checkpoint["zoo"]["transfer"] = [fate.plain() for fate in self.fates]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        given, fitting = self.hparams["pretrained"], self._trainer is not None and self._trainer.state.fn == "fit"
+        if fitting and given is not None and given != read_claim(checkpoint, "file")["settings"].get("pretrained"):
+            raise ZooError(
+                f"model.pretrained: got {given} beside --ckpt_path. The one starts a new run from weights, the other "
+                "goes on with a run and its optimizer; leave one of them out"
+            )
         super().on_load_checkpoint(checkpoint)
+        self._started_from = self._not_started = None
         self.fates = [Fate(**fate) for fate in checkpoint["zoo"].get("transfer", [])]
 
     # ------------------------------------------------------------------ training
@@ -295,13 +333,25 @@ class ImageClassificationTask(ZooTask):
 
 
 def _check_name(name: str, argument: str) -> None:
-    if timm.is_model(name):
-        return
-    close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-    hint = f"; do you mean {' or '.join(close)}" if close else ""
-    raise ZooError(
-        f"{argument}: got {name!r}, which is no model of timm{hint}? timm.list_models('damcha_vit*') has this zoo's"
-    )
+    model, _, tag = name.partition(".")
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        hint = f"; do you mean {' or '.join(close)}?" if close else "."
+        raise ZooError(
+            f"{argument}: got {name!r}, which is no model of timm{hint} timm.list_models('damcha_vit*') has this zoo's"
+        )
+    weights = [known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*")]
+    if tag and tag not in weights:
+        raise ZooError(
+            f"{argument}: got {name!r}; {model} has the weights {listed(weights)}, so name one of them, or leave "
+            f".{tag} out"
+        )
+
+
+def _made_for(name: str) -> dict[str, Any]:
+    """What pictures timm's record says a model was made for."""
+    cfg = timm.get_pretrained_cfg(name)
+    return resolve_data_config({}, pretrained_cfg={} if cfg is None else cfg.to_dict())
 
 
 class _Pretrained:
@@ -312,14 +362,17 @@ class _Pretrained:
         self.name = given
         self.options: dict[str, Any] = {}
         self.classes: list[str] | None = None
-        self.input_config: dict[str, Any] | None = None
+        self.input_config: dict[str, Any] = {}
         self._state: dict[str, Tensor] | None = None
 
     @classmethod
     def find(cls, given: str) -> "_Pretrained":
         source = cls(given)
         if Path(given).exists() or given.endswith(".ckpt"):
-            source._read(given)
+            try:
+                source._read(given)
+            except ZooError as error:
+                raise type(error)(f"model.pretrained: {str(error).removeprefix('checkpoint: ')}") from None
         elif not timm.is_model(given):
             raise ZooError(
                 f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
@@ -329,6 +382,9 @@ class _Pretrained:
             raise ZooError(
                 f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
             )
+        else:
+            _check_name(given, "model.pretrained")
+            source.input_config = _made_for(given)
         return source
 
     def _read(self, path: str) -> None:
@@ -336,9 +392,7 @@ class _Pretrained:
         claim = read_claim(checkpoint, path)
         here = f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}"
         if claim["task"] != here:
-            raise CheckpointMismatchError(
-                f"model.pretrained: {path} is of {claim['task']}; this task needs one of {here}"
-            )
+            raise CheckpointMismatchError(f"{path} is of {claim['task']}; this task needs one of {here}")
         identity, settings = claim["identity"], claim["settings"]
         self.name, self.options = settings["name"], dict(settings["options"])
         self.classes = identity["classes"]
