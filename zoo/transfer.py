@@ -114,12 +114,12 @@ def _fit_pictures(network: nn.Module, source: Mapping[str, Tensor]) -> dict[str,
         return fitted
     if patches in fitted and fitted[patches].shape[0] != own[patches].shape[0]:
         return fitted  # of another width
-    positions = None if _same_grid(network, own, fitted) else fitted.pop("pos_embed", None)
+    positions = None if _may_resize(network, own, fitted) else fitted.pop("pos_embed", None)
     fitted = checkpoint_filter_fn(fitted, network)
     return fitted if positions is None else fitted | {"pos_embed": positions}
 
 
-def _same_grid(network: VisionTransformer, own: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> bool:
+def _may_resize(network: VisionTransformer, own: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> bool:
     """Whether timm may resize the positions: it takes them for those of a square, after as many tokens as here."""
     there, here = source.get("pos_embed"), own.get("pos_embed")
     if there is None or here is None or there.shape == here.shape:

@@ -71,6 +71,12 @@ def test_load_from_checkpoint_makes_the_checks_of_the_command_line(trained, tmp_
         GraphPredictionTask.load_from_checkpoint(trained)
 
 
+def test_weights_alone_are_no_run_to_go_on_with(trained, tmp_path, lightning, capsys):
+    bare = altered(trained, tmp_path, lambda checkpoint: checkpoint.pop("optimizer_states"))
+    message = refused(lightning, capsys, "fit", "--ckpt_path", bare, "--trainer.max_steps", 6, *QUIET)
+    assert "--ckpt_path: got a checkpoint of weights alone" in message
+
+
 @pytest.mark.parametrize("name", ["this.X", "os.path", "X", "zoo.nowhere.X", "datamodules.Nothing"])
 def test_modules_that_a_checkpoint_names_are_not_imported(name, trained, tmp_path, lightning, capsys):
     def rename(checkpoint):

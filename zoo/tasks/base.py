@@ -195,8 +195,14 @@ class ZooTask(pl.LightningModule, ABC):
             raise CheckpointMismatchError(
                 f"checkpoint: of {claim['task']}, but this is {here}; use the task it was made by"
             )
+        fitting = self._trainer is not None and self._trainer.state.fn == "fit"
+        if fitting and "optimizer_states" not in checkpoint:
+            raise ZooError(
+                "--ckpt_path: got a checkpoint of weights alone, and fit goes on with the optimizer's state, which it "
+                "lacks; use it with test and predict, or go on from the run's last.ckpt"
+            )
         self._step_seed = claim.get("step_seed")
-        if self._trainer is not None and self._trainer.state.fn == "fit" and "optimizer_states" in checkpoint:
+        if fitting:
             kept = [
                 f"model.{name}: {claim['settings'].get(name)} in the checkpoint, {self.hparams[name]} here"
                 for name in ("lr", "weight_decay", "beta2")

@@ -333,19 +333,20 @@ class ImageClassificationTask(ZooTask):
 
 
 def _check_name(name: str, argument: str) -> None:
-    model, _, tag = name.partition(".")
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
         hint = f"; do you mean {' or '.join(close)}?" if close else "."
         raise ZooError(
             f"{argument}: got {name!r}, which is no model of timm{hint} timm.list_models('damcha_vit*') has this zoo's"
         )
-    weights = [known.partition(".")[2] for known in timm.list_pretrained(f"{model}.*")]
-    if tag and tag not in weights:
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError:  # timm's for weights it doesn't know
+        model, _, tag = name.partition(".")
+        known = listed([weights.partition(".")[2] for weights in timm.list_pretrained(f"{model}.*")])
         raise ZooError(
-            f"{argument}: got {name!r}; {model} has the weights {listed(weights)}, so name one of them, or leave "
-            f".{tag} out"
-        )
+            f"{argument}: got {name!r}; {model} has the weights {known}, so name one of them, or leave .{tag} out"
+        ) from None
 
 
 def _made_for(name: str) -> dict[str, Any]:
