@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -69,6 +70,9 @@ def zoo_main(args: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
     _add_explain(commands)
+    _add_list(commands)
+    _add_show(commands)
+    _add_verify(commands)
     chosen = parser.parse_args(args)
     _one_line(lambda: chosen.run(chosen))
 
@@ -79,7 +83,12 @@ def _add_generate(commands: Any) -> None:
         help="continue a text",
         description="Continue a text with a trained language model, printing it as it is made.",
     )
-    generate.add_argument("--ckpt", required=True, metavar="FILE", help="the checkpoint; nothing else is needed")
+    generate.add_argument(
+        "--ckpt",
+        required=True,
+        metavar="FILE|NAME",
+        help="the checkpoint, or a name of zoo list; nothing else is needed",
+    )
     generate.add_argument("--prompt", default="", help="the text to continue; - reads standard input; default: none")
     generate.add_argument("--max-new-tokens", type=int, default=200, metavar="N", help="default: %(default)s")
     generate.add_argument(
@@ -132,7 +141,7 @@ def _add_explain(commands: Any) -> None:
         description="Write which nodes and edges mattered to a graph model's predictions: a table of nodes (gradient x "
         "input, averaged over the rows), beside it a table of edges (attention) and a picture of the graph.",
     )
-    explain.add_argument("--ckpt", required=True, metavar="FILE", help="the checkpoint; it holds graph and classes")
+    explain.add_argument("--ckpt", required=True, metavar="FILE|NAME", help="the checkpoint, or a name of zoo list")
     explain.add_argument(
         "--data", metavar="FILE", help="table with the rows to explain; default: the checkpoint's own test rows"
     )
@@ -148,6 +157,7 @@ def _explain(chosen: argparse.Namespace) -> None:
     from datamodules.tables import GraphTableDataModule
     from zoo.explain import draw, explain
     from zoo.identity import read_checkpoint, read_claim
+    from zoo.shelf import resolve
     from zoo.tasks import GraphPredictionTask
 
     out = Path(chosen.out)
@@ -157,6 +167,7 @@ def _explain(chosen: argparse.Namespace) -> None:
         raise ZooError(f"--out: there is no folder {out.parent}; make it first")
     if chosen.data is not None and Path(chosen.data).resolve() == out.resolve():
         raise ZooError(f"--out: got {chosen.out!r}, which is the table itself; name another file")
+    chosen.ckpt = resolve(chosen.ckpt)
     task = load_task(chosen.ckpt, GraphPredictionTask, chosen.device)
     claim = read_claim(read_checkpoint(chosen.ckpt), chosen.ckpt)
     settings = dict((claim["data"] or {}).get("init_args", {})) | GraphTableDataModule.as_in_checkpoint(chosen.ckpt)
@@ -183,6 +194,77 @@ def _explain(chosen: argparse.Namespace) -> None:
     print(f"Nodes: {out}; edges: {edges_file}; picture: {picture}")
 
 
+def _add_list(commands: Any) -> None:
+    listing = commands.add_parser("list", help="what trained models there are", description="List the trained models.")
+    listing.add_argument("--family", choices=("language", "vision", "graph"), help="only these")
+    listing.add_argument("--json", action="store_true", help="all that the index says, as JSON")
+    listing.set_defaults(run=_list)
+
+
+def _list(chosen: argparse.Namespace) -> None:
+    from zoo.shelf import read_index
+
+    entries = [entry for entry in read_index().values() if chosen.family in (None, entry.family)]
+    if chosen.json:
+        print(json.dumps([entry.to_dict() for entry in entries], indent=2, ensure_ascii=False))
+        return
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        figure = entry.metrics[0]
+        print(
+            f"{entry.name:{width}}  {entry.family:8}  {entry.parameters / 1e6:5.2f} M  "
+            f"{figure['split']} {figure['name']} {figure['value']:.4g}  {entry.summary}"
+        )
+
+
+def _add_show(commands: Any) -> None:
+    show = commands.add_parser("show", help="the card of a trained model", description="Print a model's card.")
+    show.add_argument("name", metavar="NAME", help="its name, see zoo list")
+    show.set_defaults(run=_show)
+
+
+def _show(chosen: argparse.Namespace) -> None:
+    from zoo.shelf import entry_of
+
+    entry = entry_of(chosen.name)
+    if not entry.card.is_file():
+        raise ZooError(f"{entry.name}: there is no card {entry.card}; take the shelf anew")
+    print(entry.card.read_text(encoding="utf-8").rstrip())
+    print(f"\nFile: {entry.path} ({entry.bytes / 1e6:.1f} MB, SHA-256 {entry.sha256})")
+
+
+def _add_verify(commands: Any) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="check trained models",
+        description="Check that a trained model is what the index says: its file's SHA-256, the identity of its data, "
+        "and that it loads. A checkpoint file that isn't on the shelf is checked against itself.",
+    )
+    verify.add_argument("names", nargs="*", metavar="NAME|FILE", help="names, see zoo list, or checkpoint files")
+    verify.add_argument("--all", action="store_true", help="every model on the shelf")
+    verify.add_argument("--metrics", action="store_true", help="also measure the test figures again; takes minutes")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(chosen: argparse.Namespace) -> None:
+    from zoo.catalogue import check_metrics, verify, verify_file
+    from zoo.shelf import entry_of, read_index
+
+    if chosen.all == bool(chosen.names):
+        raise ZooError("verify: give names, or --all")
+    for name in read_index() if chosen.all else chosen.names:
+        if Path(name).suffix or Path(name).exists():
+            if chosen.metrics:
+                raise ZooError(f"--metrics: {name} is a file, and only the index has figures to compare; give a name")
+            print(f"{name}: {', '.join(verify_file(name))}")
+            continue
+        entry = entry_of(name)
+        checked = verify(entry)
+        if chosen.metrics:
+            checked += check_metrics(entry)
+        print(f"{name}: {', '.join(checked)}", flush=True)
+
+
 def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:
     """The task of a checkpoint, in eval mode.
 
@@ -192,7 +274,9 @@ def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:
     import torch
 
     from zoo.identity import read_checkpoint, read_claim
+    from zoo.shelf import resolve
 
+    path = resolve(path)
     checkpoint = read_checkpoint(path)
     claim = read_claim(checkpoint, path)
     if claim["task"] != f"{kind.__module__}.{kind.__qualname__}":

@@ -23,6 +23,7 @@ from zoo.callbacks import PredictionWriter
 from zoo.checkpoint_io import AtomicCheckpointIO
 from zoo.errors import ZooError
 from zoo.identity import read_checkpoint, read_claim
+from zoo.shelf import resolve
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")
@@ -117,6 +118,7 @@ class ZooCLI(LightningCLI):
         if isinstance(given, list) and given and not given[0].startswith("-"):
             path = _option(given, "--ckpt_path")
             if path and path not in _KEYWORDS:
+                path = resolve(path)
                 base = json.dumps(checkpoint_config(path))
                 self.config = parser.parse_args([given[0], "--config", base, *given[1:]])
                 return
@@ -130,6 +132,8 @@ class ZooCLI(LightningCLI):
         if self.subcommand != "fit":  # only a run that goes on needs the callbacks of the one before
             warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")
         path = config.get("ckpt_path")
+        if path and path not in _KEYWORDS:
+            path = config.ckpt_path = resolve(path)
         if path == "last":
             self._find_last(config)
         elif path is not None and (path in _KEYWORDS or not path):

@@ -20,6 +20,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibratio
 
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import read_checkpoint, read_claim
+from zoo.shelf import resolve
 from zoo.tasks.base import ZooTask, plain
 from zoo.transfer import Fate, adapt_pictures, summary
 
@@ -368,7 +369,7 @@ class _Pretrained:
 
     @classmethod
     def find(cls, given: str) -> "_Pretrained":
-        source = cls(given)
+        source, given = cls(given), resolve(given)
         if Path(given).exists() or given.endswith(".ckpt"):
             try:
                 source._read(given)

@@ -1,0 +1,229 @@
+"""Trained models by name: the index, the checks of a file, loading."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import zoo
+from tests.cli.test_lightning import QUIET, refused
+from zoo.catalogue import check_metrics, list_models, load_pretrained, verify
+from zoo.cli import zoo_main
+from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.identity import read_checkpoint, read_claim
+from zoo.shelf import check_file, entry_of, read_index, resolve
+from zoo.tasks import ImageClassificationTask, LanguageModelTask
+
+REAL = Path(__file__).parents[1] / "checkpoints"
+
+
+def record(path: Path, **changes):
+    claim = read_claim(read_checkpoint(path), path)
+    n = sum(p.numel() for p in LanguageModelTask.load_from_checkpoint(path).parameters())
+    return {
+        "name": "tiny",
+        "family": "language",
+        "summary": "a few steps on a test corpus",
+        "file": "tiny/model.ckpt",
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "bytes": path.stat().st_size,
+        "parameters": n,
+        "identity": claim["digest"],
+        "metrics": [{"name": "bits_per_byte", "value": 4.0, "split": "test", "data": "the test corpus"}],
+        "command": "none",
+        "config": "tiny/config.yaml",
+        "training_time": "seconds",
+        "versions": {"torch": torch.__version__},
+        "licence": "MIT",
+        **changes,
+    }
+
+
+@pytest.fixture
+def shelve(trained, tmp_path, monkeypatch):
+    """Make a shelf of the tiny model with some of its record changed; returns the model's file."""
+
+    def make(**changes) -> Path:
+        folder = tmp_path / "shelf"
+        (folder / "tiny").mkdir(parents=True, exist_ok=True)
+        file = folder / "tiny" / "model.ckpt"
+        shutil.copy(trained, file)
+        (folder / "tiny" / "card.md").write_text("# tiny\n\nWhat it is.\n")
+        (folder / "index.json").write_text(json.dumps({"models": [record(file, **changes)]}))
+        monkeypatch.setenv("ZOO_SHELF", str(folder))
+        read_index.__globals__["_read_index"].cache_clear()
+        return file
+
+    return make
+
+
+# ---------------------------------------------------------------------- what ships
+
+
+def test_index_lists_all_that_ships_and_nothing_else():
+    index = read_index(REAL)
+    assert sorted(index) == sorted(path.parent.name for path in REAL.glob("*/model.ckpt"))
+    for entry in index.values():
+        check_file(entry)
+        assert entry.path.with_name("config.yaml").is_file()
+        assert entry.path.with_name("log.csv").is_file()
+        assert entry.bytes < 20_000_000
+    assert sum(entry.bytes for entry in index.values()) < 80_000_000
+
+
+@pytest.mark.parametrize("name", sorted(read_index(REAL)))
+def test_what_ships_is_what_the_index_says_and_has_a_card_with_its_figures(name):
+    entry = read_index(REAL)[name]
+    assert len(verify(entry)) == 3
+    card = entry.card.read_text()
+    assert f"{entry.metrics[0]['value']:.3f}" in card
+    assert entry.command in card
+
+
+# ---------------------------------------------------------------------- by name
+
+
+def test_a_name_is_as_good_as_its_file(shelve, lightning, capsys):
+    file = shelve()
+    assert resolve("tiny") == str(file)
+    assert list_models() == list_models("language") == ["tiny"]
+    assert list_models("graph") == []
+    task = load_pretrained("tiny")
+    assert isinstance(task, LanguageModelTask)
+    assert not task.training
+    tokens = torch.tensor([[1, 2, 3]])
+    assert torch.equal(task(tokens), LanguageModelTask.load_from_checkpoint(file).eval()(tokens))
+    zoo_main(["generate", "--ckpt", "tiny", "--prompt", "def ", "--max-new-tokens", "3"])
+    assert capsys.readouterr().out.startswith("def ")
+    lightning("test", "--ckpt_path", "tiny", *QUIET)
+    assert "test/bits_per_byte" in capsys.readouterr().out
+
+
+def test_create_model_gives_the_bare_network_with_or_without_its_weights(shelve):
+    shelve()
+    tokens = torch.tensor([[1, 2, 3]])
+    trained, fresh = zoo.create_model("tiny"), zoo.create_model("tiny", pretrained=False)
+    assert type(trained) is type(fresh) is type(load_pretrained("tiny").network)
+    assert torch.equal(trained(tokens), load_pretrained("tiny").network(tokens))
+    assert not torch.allclose(trained(tokens), fresh(tokens))
+    assert zoo.create_model("tiny", dropout=0.5).embedding.weight.shape == trained.embedding.weight.shape
+    with pytest.raises(CheckpointMismatchError, match="d_ff"):
+        zoo.create_model("tiny", d_ff=64)
+    assert zoo.create_model("tiny", pretrained=False, d_ff=64)
+    with pytest.raises(ZooError, match=r"heads: no setting of tiny; it has .*n_heads"):
+        zoo.create_model("tiny", heads=3)
+
+
+def test_unknown_names_and_families_are_answered_with_what_there_is(shelve):
+    shelve()
+    for load in (load_pretrained, zoo.create_model, entry_of):
+        with pytest.raises(ZooError, match="name: got 'tinny'; the shelf has 'tiny'"):
+            load("tinny")
+    with pytest.raises(ZooError, match="family: got 'audio'; must be language or vision or graph"):
+        list_models("audio")
+
+
+def test_another_family_is_refused_by_name(shelve, lightning, capsys, tmp_path):
+    shelve()
+    with pytest.raises(CheckpointMismatchError, match=r"model\.pretrained: .* is of zoo\.tasks\.language"):
+        ImageClassificationTask(pretrained="tiny")
+
+
+# ---------------------------------------------------------------------- files that aren't what they should be
+
+
+def test_a_flipped_byte_is_found_wherever_the_name_is_used(shelve, lightning, capsys):
+    file = shelve()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    for use in (lambda: load_pretrained("tiny"), lambda: zoo.create_model("tiny"), lambda: verify(entry_of("tiny"))):
+        with pytest.raises(ZooError, match=r"tiny: .*isn't the file of the index"):
+            use()
+    assert "isn't the file of the index" in refused(lightning, capsys, "test", "--ckpt_path", "tiny", *QUIET)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parameters": 7}, "parameters, not 7 as the index says"),
+        ({"identity": "0" * 64}, "not 000000000000... as the index says"),
+        ({"family": "vision"}, "a LanguageModelTask, not of the family vision"),
+    ],
+)
+def test_verify_names_what_is_not_as_the_index_says(changes, message, shelve):
+    shelve(**changes)
+    with pytest.raises(ZooError, match=message):
+        verify(entry_of("tiny"))
+
+
+def test_figures_are_measured_again_and_compared(shelve):
+    shelve()
+    with pytest.raises(ZooError, match=r"tiny: test/bits_per_byte is \d\.\d{4}, not 4\.0000"):
+        check_metrics(entry_of("tiny"))
+    shelve(metrics=[{"name": "nonsense", "value": 1.0, "split": "test", "data": "corpus"}])
+    with pytest.raises(ZooError, match="test/nonsense is not there"):
+        check_metrics(entry_of("tiny"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sha256": "abc"}, "sha256"),
+        ({"bytes": "many"}, "bytes"),
+        ({"family": "audio"}, "family"),
+        ({"metrics": []}, "metrics"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_an_index_that_is_not_as_it_should_be_is_refused(changes, message, shelve):
+    shelve(**changes)
+    with pytest.raises(ZooError, match=rf"index: .*{message}"):
+        read_index()
+
+
+def test_a_shelf_that_is_not_there_is_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("ZOO_SHELF", str(tmp_path / "nowhere"))
+    with pytest.raises(SystemExit) as ended:
+        zoo_main(["list"])
+    assert ended.value.code == 2
+    assert "ZOO_SHELF: there is no" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- the commands
+
+
+def test_list_show_and_verify_say_what_there_is(shelve, capsys):
+    file = shelve()
+    zoo_main(["list"])
+    assert "tiny  language" in capsys.readouterr().out
+    zoo_main(["list", "--family", "vision"])
+    assert capsys.readouterr().out == ""
+    zoo_main(["list", "--json"])
+    assert json.loads(capsys.readouterr().out) == [record(file)]
+    zoo_main(["show", "tiny"])
+    shown = capsys.readouterr().out
+    assert "What it is." in shown
+    assert str(file) in shown
+    for given in (["tiny"], ["--all"], [str(file)]):
+        zoo_main(["verify", *given])
+        assert "loads, " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "give names, or --all"),
+        (["tiny", "--all"], "give names, or --all"),
+        (["x.ckpt"], "there is no file x.ckpt"),
+    ],
+)
+def test_verify_refuses_what_it_cannot_check(given, message, shelve, capsys):
+    shelve()
+    with pytest.raises(SystemExit) as ended:
+        zoo_main(["verify", *given])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

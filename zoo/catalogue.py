@@ -1,0 +1,154 @@
+"""Trained models by name: list them, load them, check them."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import nn
+
+from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.identity import read_checkpoint, read_claim
+from zoo.shelf import Entry, check_file, entry_of, read_index, resolve
+from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
+
+TASKS: dict[str, type[ZooTask]] = {
+    "language": LanguageModelTask,
+    "vision": ImageClassificationTask,
+    "graph": GraphPredictionTask,
+}
+FIGURES_AGREE = 1e-3  # sums over batches in another order or on another machine differ by less
+
+
+def list_models(family: str | None = None) -> list[str]:
+    """Names of the trained models, of one family or of all.
+
+    Args:
+        family: language, vision or graph; None for all.
+
+    Raises:
+        ZooError: if the family is none, or there is no shelf.
+    """
+    if family is not None and family not in TASKS:
+        raise ZooError(f"family: got {family!r}; must be {' or '.join(TASKS)}")
+    return [name for name, entry in read_index().items() if family in (None, entry.family)]
+
+
+def load_pretrained(name_or_path: str) -> ZooTask:
+    """The task of a trained model, in eval mode on the CPU.
+
+    Args:
+        name_or_path: a name on the shelf, whose file is then checked against the index, or a checkpoint file.
+
+    Raises:
+        ZooError: if there is none, or its file isn't what it should be.
+    """
+    path = resolve(str(name_or_path))
+    if path == str(name_or_path) and not Path(path).exists() and not Path(path).suffix:
+        entry_of(path)  # names what there is
+    checkpoint = read_checkpoint(path)
+    claim = read_claim(checkpoint, path)
+    kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in TASKS.values()}
+    if claim["task"] not in kinds:
+        raise ZooError(f"checkpoint: {path} was made by {claim['task']}, which is no task of this zoo; use one that is")
+    task = kinds[claim["task"]](**claim["settings"])
+    task.on_load_checkpoint(checkpoint)
+    task.load_state_dict(checkpoint["state_dict"])
+    return task.eval()
+
+
+def create_model(name: str, pretrained: bool = True, **overrides: Any) -> nn.Module:
+    """The bare network of a model on the shelf, in eval mode.
+
+    Args:
+        name: its name.
+        pretrained: with its weights; False draws them anew.
+        overrides: settings of its task that replace the trained model's, such as ``dropout``.
+
+    Raises:
+        ZooError: if there is no such model or setting, or the weights don't fit the settings.
+    """
+    entry = entry_of(name)
+    check_file(entry)
+    checkpoint = read_checkpoint(entry.path)
+    claim = read_claim(checkpoint, entry.path)
+    if unknown := sorted(set(overrides) - set(claim["settings"])):
+        raise ZooError(f"{unknown[0]}: no setting of {name}; it has {', '.join(sorted(claim['settings']))}")
+    task = TASKS[entry.family](**{**claim["settings"], **overrides})
+    if pretrained:
+        task.on_load_checkpoint(checkpoint)
+        task.load_state_dict(checkpoint["state_dict"])
+    else:
+        task.build(claim["identity"])
+    return task.network.eval()
+
+
+def verify(entry: Entry) -> list[str]:
+    """Check a model on the shelf: its file, the identity of its data, and that it loads. Returns what was checked.
+
+    Raises:
+        ZooError: naming what isn't as the index says.
+    """
+    check_file(entry)
+    claim = read_claim(read_checkpoint(entry.path), entry.path)
+    if claim["digest"] != entry.identity:
+        raise CheckpointMismatchError(
+            f"{entry.name}: the digest of its data's identity is {claim['digest'][:12]}..., not "
+            f"{entry.identity[:12]}... as the index says; take the index or the file anew"
+        )
+    task = load_pretrained(str(entry.path))
+    if not isinstance(task, TASKS[entry.family]):
+        raise ZooError(f"{entry.name}: a {type(task).__name__}, not of the family {entry.family}; take the index anew")
+    n = sum(p.numel() for p in task.parameters())
+    if n != entry.parameters:
+        raise ZooError(f"{entry.name}: {n:,} parameters, not {entry.parameters:,} as the index says; take it anew")
+    return [f"SHA-256 {entry.sha256[:12]}...", f"identity {entry.identity[:12]}...", f"loads, {n:,} parameters"]
+
+
+def verify_file(path: str) -> list[str]:
+    """Check any checkpoint file: whole, nothing but plain types and tensors, identity and digest agree, loads.
+
+    Raises:
+        ZooError: naming what is wrong.
+    """
+    claim = read_claim(read_checkpoint(path), path)
+    task = load_pretrained(path)
+    n = sum(p.numel() for p in task.parameters())
+    return ["whole", f"identity {claim['digest'][:12]}...", f"loads, {n:,} parameters, {type(task).__name__}"]
+
+
+def measure(entry: Entry) -> dict[str, float]:
+    """The test figures of a model on its own data, as ``lightning test --ckpt_path`` gives them."""
+    claim = read_claim(read_checkpoint(entry.path), entry.path)
+    module, _, name = claim["data"]["class_path"].rpartition(".")
+    data_class = getattr(importlib.import_module(module), name)
+    settings = dict(claim["data"]["init_args"])
+    if hasattr(data_class, "as_in_checkpoint"):
+        settings |= data_class.as_in_checkpoint(str(entry.path))
+    trainer = pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, inference_mode=True)
+    task = TASKS[entry.family](**claim["settings"])
+    return dict(trainer.test(task, data_class(**settings), ckpt_path=str(entry.path), verbose=False)[0])
+
+
+def check_metrics(entry: Entry) -> list[str]:
+    """Measure a model's test figures again; returns them.
+
+    Raises:
+        ZooError: naming the figures that aren't those of the index.
+    """
+    found = measure(entry)
+    wrong, right = [], []
+    for metric in entry.metrics:
+        if metric["split"] != "test":
+            continue
+        name, value = metric["name"], metric["value"]
+        now = found.get(f"test/{name}")
+        if now is None or abs(now - value) > FIGURES_AGREE * max(1.0, abs(value)):
+            wrong.append(f"test/{name} is {'not there' if now is None else f'{now:.4f}'}, not {value:.4f}")
+        else:
+            right.append(f"test/{name} {now:.4f}")
+    if wrong:
+        raise ZooError(
+            f"{entry.name}: {'; '.join(wrong)}, as the index says; the data here may be other than it was tested on"
+        )
+    return right
