@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -279,8 +279,10 @@ class ImageDataModule(ZooDataModule):
         if self.source in SETS:
             return load_set(self.source, set_root(self.hparams["path"]))
         path, labels = self.hparams["path"], self.hparams["labels"]
-        if without_labels:
+        if without_labels and labels is None:
             return find_all(path)
+        if without_labels:  # the CSV file names the pictures, whatever their labels
+            return replace(find_labelled(path, labels), targets=None, splits=None)
         return find_classes(path) if labels is None else find_labelled(path, labels)
 
     def _readable(self, pictures: Pictures) -> np.ndarray:
@@ -349,10 +351,12 @@ class ImageDataModule(ZooDataModule):
     def _report(self, pictures: Pictures, good: np.ndarray) -> None:
         identity = self.identity()
         if self._splits is None:
-            found = f"{good.sum():,} pictures, all of them used, as the checkpoint was trained on others"
+            found = f"{good.sum():,} pictures, all of them used, as this isn't the set the checkpoint was trained on"
         else:
             counts = np.bincount(self._splits[good], minlength=3)
             found = ", ".join(f"{count:,} {name}" for count, name in zip(counts, SPLITS, strict=True)) + " pictures"
+            if self.trainer is not None and self.trainer.state.fn == "predict":
+                found += " (predict takes those of test; name another folder for all of it)"
         size = " x ".join(map(str, [identity["channels"], *identity["image_size"]]))
         rank_zero_info(f"Pictures of {pictures.name}: {found}; {len(identity['classes']):,} classes; {size}")
 

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import logging
+import re
 import sys
 import warnings
 import zipfile
@@ -65,9 +66,14 @@ class ZooParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         text = " ".join(message.split())
+        wanted = list(dict.fromkeys(re.findall(r"Expected an? <class '(\w+)'>", text)))
+        got = re.search(r"(?:Got value|Given value): (\S+)", text)
         for detail in (" Given value type:", " Subtypes:", " tip:"):
             text = text.partition(detail)[0]
         text = text.replace("Does not validate against any of the Union subtypes", "").strip()
+        if text.endswith(":") and wanted and got:
+            kinds = " or ".join(kind.replace("NoneType", "null") for kind in wanted)
+            text = f"{text} got {got[1]}; expected {kinds}"
         if "are required" in text and "model" in text:
             text = "--config: got none; name a config, or with --ckpt_path FILE use a checkpoint alone"
         print(f"error: {text}; see --help, --model.help CLASS and --data.help CLASS", file=sys.stderr)
@@ -136,6 +142,11 @@ class ZooCLI(LightningCLI):
             path = config.ckpt_path = resolve(path)
         if path == "last":
             self._find_last(config)
+        elif path is None and self.subcommand != "fit":
+            raise ZooError(
+                f"--ckpt_path: got none, and {self.subcommand} needs trained weights; name a checkpoint file, a model "
+                "of zoo list, or last for the newest run of this config"
+            )
         elif path is not None and (path in _KEYWORDS or not path):
             raise ZooError(
                 f"--ckpt_path: got {path!r}; name a checkpoint file, or last for the newest run of this config"

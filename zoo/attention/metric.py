@@ -382,7 +382,10 @@ class StructuredMLPForM(nn.Module):
         The sources' detached views are kept beside the result: they share storage and version counter with the
         parameters, so neither an in-place update, nor a swapped ``.data``, nor memory used again goes unnoticed.
         """
-        with torch.autocast(self.out.weight.device.type, enabled=False):  # the sum is kept for calls without it too
+        device = self.out.weight.device.type
+        if not torch.amp.autocast_mode.is_autocast_available(device):  # such as meta
+            return self._kept_or_fused()
+        with torch.autocast(device, enabled=False):  # the sum is kept for calls without it too
             return self._kept_or_fused()
 
     def _kept_or_fused(self) -> tuple[Tensor, Tensor]:

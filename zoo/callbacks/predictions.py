@@ -38,6 +38,12 @@ class PredictionWriter(BasePredictionWriter):
         target = Path(self.path or f"predictions{suffix}")
         if trainer.world_size > 1:
             target = target.with_name(f"{target.stem}.{trainer.global_rank}{target.suffix}")
+        if target.is_dir():
+            raise ZooError(f"predictions.path: {target} is a folder; name a file")
+        datamodule: pl.LightningDataModule | None = getattr(trainer, "datamodule", None)
+        for name, value in ({} if datamodule is None else datamodule.hparams).items():
+            if isinstance(value, str) and target.exists() and Path(value).exists() and target.samefile(value):
+                raise ZooError(f"predictions.path: got {target}, which is data.{name} itself; name another file")
         self._target, self._table = target, None
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

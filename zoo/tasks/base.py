@@ -91,6 +91,9 @@ class ZooTask(pl.LightningModule, ABC):
     mismatch_advice: ClassVar[str]
     """What to do about a checkpoint that was made for other data."""
 
+    optimizer_settings: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta2")
+    """Names of the hyperparameters that a run keeps from its beginning, as its optimizer's state does."""
+
     predictions_suffix: ClassVar[str] = ".csv"
     """What kind of file `lightning predict` writes if no path is given."""
 
@@ -205,7 +208,7 @@ class ZooTask(pl.LightningModule, ABC):
         if fitting:
             kept = [
                 f"model.{name}: {claim['settings'].get(name)} in the checkpoint, {self.hparams[name]} here"
-                for name in ("lr", "weight_decay", "beta2")
+                for name in self.optimizer_settings
                 if claim["settings"].get(name) != self.hparams[name]
             ]
             if kept:
@@ -269,8 +272,16 @@ class ZooTask(pl.LightningModule, ABC):
         np.random.seed((self._step_seed * 1_000_003 + number) % (1 << 32))  # timm's Mixup draws from NumPy's
 
     def on_before_zero_grad(self, optimizer: Any) -> None:
+        if self.trainer.global_step % 50 == 1:
+            self._check_weights()
+
+    def on_validation_start(self) -> None:
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self._check_weights()
+
+    def _check_weights(self) -> None:
         """End a run whose weights are no numbers any more, instead of saving them as its best."""
-        if self.trainer.global_step % 50 == 1 and not all(torch.isfinite(p).all() for p in self.parameters()):
+        if not all(torch.isfinite(p).all() for p in self.parameters()):
             raise ZooError(
                 f"model.lr: got {self.lr}, and at step {self.trainer.global_step} some weights are no finite numbers; "
                 "training diverged, so lower it"
@@ -289,8 +300,8 @@ class ZooTask(pl.LightningModule, ABC):
             self.parameter_groups(),
             lr=self.lr,
             betas=(0.9, self.beta2),
-            # Lightning can't clip gradients for a fused optimizer under float16's loss scaling
-            fused=self.trainer.precision not in ("16-mixed", "16-true"),
+            # Lightning doesn't clip gradients for a fused optimizer in mixed precision, nor scale the loss of one
+            fused="mixed" not in str(self.trainer.precision) and self.trainer.precision != "16-true",
         )
         budget = self.trainer.estimated_stepping_batches
         warmup = max(1, round(self.warmup * budget)) if math.isfinite(budget) else 100

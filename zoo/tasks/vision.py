@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import timm
+import torch
 import torch.nn.functional as F
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,7 +26,13 @@ from zoo.tasks.base import ZooTask, plain
 from zoo.transfer import Fate, adapt_pictures, summary
 
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
-_FROM_DATA = ("num_classes", "in_chans", "pretrained")
+_NOT_OPTIONS = {
+    "num_classes": "the data decides that",
+    "in_chans": "the data decides that",
+    "pretrained": "model.pretrained does that",
+    "checkpoint_path": "model.pretrained does that",
+    "features_only": "a classifier needs its head",
+}
 _BAD_OPTIONS = (TypeError, AssertionError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 
 
@@ -75,6 +82,7 @@ class ImageClassificationTask(ZooTask):
 
     network: Any  # of timm, which is untyped
     network_settings: ClassVar[tuple[str, ...]] = ("name", "options")
+    optimizer_settings: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta2", "layer_decay", "train")
     mismatch_advice = (
         "To read pictures as the checkpoint does, set data.from_checkpoint to the checkpoint file; to fine-tune it on "
         "these classes, set model.pretrained to the file and model.on_mismatch to adapt, and leave --ckpt_path out"
@@ -123,10 +131,12 @@ class ImageClassificationTask(ZooTask):
             name, options = source.name, source.options | options
         name = name or DEFAULT_NAME
         _check_name(name, "model.name")
-        for option in _FROM_DATA:
+        for option, why in _NOT_OPTIONS.items():
             if option in options:
-                where = "model.pretrained does that" if option == "pretrained" else "the data decides that"
-                raise ZooError(f"model.options: got {option}; {where}, so leave it out")
+                raise ZooError(f"model.options: got {option}; {why}, so leave it out")
+        for option, value in options.items():
+            if option.endswith("_rate") and not (isinstance(value, (int, float)) and 0 <= value < 1):
+                raise ZooError(f"model.options: got {option} {value!r}; must lie in [0, 1)")
         size = options.get("img_size", 1)
         sides = size if isinstance(size, (list, tuple)) and len(size) == 2 else [size]
         if not all(isinstance(side, int) and side > 0 for side in sides):
@@ -169,13 +179,16 @@ class ImageClassificationTask(ZooTask):
             self.network = timm.create_model(
                 h["name"], num_classes=len(self.classes), in_chans=identity["channels"], **options
             )
-        except _BAD_OPTIONS as error:
+            self._try_out(identity)
+        except (ZooError, *_BAD_OPTIONS) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ZooError(f"model.options: {h['name']} can't be made with {plain(options)}: {reason}") from None
-        if getattr(getattr(self.network, "patch_embed", None), "num_patches", None) == 0:
             raise ZooError(
-                f"model.options: {h['name']} can't be made with {plain(options)}: a patch is larger than the pictures"
-            )
+                f"model.options: {h['name']} can't be made with {plain(options)} for pictures of "
+                f"{identity['channels']} x {' x '.join(map(str, identity['image_size']))}: {reason}"
+            ) from None
+        if "img_size" in h["options"]:  # the data's size is what the network is made for
+            height, width = identity["image_size"]
+            h["options"]["img_size"] = height if height == width else [height, width]
         self._freeze()
         self.mix: Mixup | None = None
         if h["mixup"] or h["cutmix"]:
@@ -187,6 +200,19 @@ class ImageClassificationTask(ZooTask):
                 num_classes=len(self.classes),
             )
         self.scores = nn.ModuleDict({split: metrics_for(len(self.classes), f"{split}/") for split in ("val", "test")})
+
+    def _try_out(self, identity: Mapping[str, Any]) -> None:
+        """Raise ValueError unless the network takes the data's pictures and answers with a number a class."""
+        if getattr(getattr(self.network, "patch_embed", None), "num_patches", None) == 0:
+            raise ValueError("a patch is larger than the pictures")
+        training = self.network.training
+        pictures = torch.zeros(1, identity["channels"], *identity["image_size"], device=self.device)
+        with torch.no_grad():
+            found = self.network.eval()(pictures.to(next(self.network.parameters())))
+        self.network.train(training)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if shape != (1, len(self.classes)):
+            raise ValueError(f"it answers with {shape}, not with a number for each of {len(self.classes)} classes")
 
     def _freeze(self) -> None:
         """Leave only what ``train`` says to the optimizer; frozen modules lose their dropout."""
@@ -240,6 +266,11 @@ class ImageClassificationTask(ZooTask):
     def _start_from(self, source: "_Pretrained") -> None:
         state, self.fates = adapt_pictures(self.network, source.weights(), source.classes, self.classes, self._heads())
         changed = [fate for fate in self.fates if fate.fate != "kept"]
+        if all(fate.fate in ("new", "dropped") for fate in self.fates):
+            raise CheckpointMismatchError(
+                f"model.pretrained: {source.given} has nothing that fits {self.hparams['name']} with these options; "
+                "leave model.name and model.options out to take its architecture"
+            )
         if self.hparams["on_mismatch"] == "error" and changed:
             found = "; ".join(f"{fate.tensor}: {fate.fate} ({fate.note})" for fate in changed[:3])
             more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
@@ -273,7 +304,12 @@ class ImageClassificationTask(ZooTask):
             )
         super().on_load_checkpoint(checkpoint)
         self._started_from = self._not_started = None
-        self.fates = [Fate(**fate) for fate in checkpoint["zoo"].get("transfer", [])]
+        try:
+            self.fates = [Fate(**fate) for fate in checkpoint["zoo"].get("transfer", [])]
+        except TypeError:
+            raise ZooError(
+                "checkpoint: what it says of the weights it started from was altered; take another"
+            ) from None
 
     # ------------------------------------------------------------------ training
 
@@ -286,10 +322,11 @@ class ImageClassificationTask(ZooTask):
         groups = param_groups_layer_decay(
             self.network, self.weight_decay, no_weight_decay_list=skip, layer_decay=self.hparams["layer_decay"]
         )
-        return [
-            {"params": group["params"], "weight_decay": group["weight_decay"], "lr": self.lr * group["lr_scale"]}
-            for group in groups
-        ]
+        merged: dict[tuple[float, float], list[nn.Parameter]] = {}  # timm has two groups a block, also where they agree
+        for group in groups:
+            key = self.lr * group["lr_scale"], group["weight_decay"]
+            merged.setdefault(key, []).extend(group["params"])
+        return [{"params": params, "lr": lr, "weight_decay": decay} for (lr, decay), params in merged.items()]
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
         image, target = batch["image"], batch["target"]
