@@ -114,6 +114,89 @@ def test_weights_to_start_from_and_a_run_to_go_on_with_exclude_each_other(lightn
     assert "beside --ckpt_path" in message
 
 
+@pytest.mark.parametrize("command", ["test", "predict", "validate"])
+def test_no_figures_of_weights_that_nobody_trained(command, lightning, fitted, folder, capsys):
+    given = ("--config", OWN, "--data.path", folder, "--model.pretrained", fitted, *QUIET)
+    assert "--ckpt_path: got none" in refused(lightning, capsys, command, *given)
+
+
+def test_predictions_do_not_replace_what_they_are_made_of(lightning, fitted, folder, tmp_path, capsys):
+    labels = tmp_path / "labels.csv"
+    labels.write_text("path,label\ndark/0.png,dark\nlight/3.png,light\n")
+    given = ("predict", "--ckpt_path", fitted, "--data.path", folder, "--data.labels", labels, *QUIET)
+    assert "which is data.labels itself" in refused(lightning, capsys, *given, "--predictions.path", labels)
+    assert labels.read_text().startswith("path,label")
+    (tmp_path / "out.csv").mkdir()
+    assert "is a folder" in refused(lightning, capsys, *given, "--predictions.path", tmp_path / "out.csv")
+
+
+def test_a_csv_file_says_which_pictures_to_predict(lightning, fitted, tmp_path):
+    new = paint(tmp_path / "new", {"a": 40, "b": 210})
+    (tmp_path / "some.csv").write_text("path,label\na/5.png,unknown\nb/2.png,unknown\n")
+    given = ("--data.path", new, "--data.labels", tmp_path / "some.csv", "--predictions.path", "out.csv", *QUIET)
+    lightning("predict", "--ckpt_path", fitted, *given)
+    assert [row["path"] for row in csv.DictReader(open("out.csv"))] == ["a/5.png", "b/2.png"]
+
+
+@pytest.mark.parametrize("changed", [("--model.layer_decay", 0.1), ("--model.train", "head"), ("--model.lr", 0.1)])
+def test_a_run_keeps_its_optimizers_settings(changed, lightning, fitted, capsys):
+    message = refused(lightning, capsys, "fit", "--ckpt_path", fitted, *changed, "--trainer.max_epochs", 7, *NO_BAR)
+    assert f"{str(changed[0]).removeprefix('--')}: " in message
+    assert "leave these settings out" in message
+
+
+def test_gradients_are_clipped_in_mixed_precision(lightning, folder, tmp_path):
+    given = ("--data.path", folder, "--data.batch_size", 4, *SMALL, "--trainer.max_steps", 2, *NO_BAR)
+    lightning("fit", "--config", OWN, *given, "--trainer.precision", "bf16-mixed", "--trainer.accelerator", "cpu")
+    assert (tmp_path / "runs" / "vit" / "own_folder" / "version_0" / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_a_run_that_diverged_before_its_first_validation_is_no_success(lightning, folder, capsys):
+    given = (
+        "--data.path",
+        folder,
+        "--data.batch_size",
+        4,
+        *SMALL,
+        "--model.lr",
+        1e30,
+        "--trainer.max_epochs",
+        2,
+        *NO_BAR,
+    )
+    assert "training diverged" in refused(lightning, capsys, "fit", "--config", OWN, *given)
+
+
+def test_the_size_that_the_data_decided_is_the_size_in_the_checkpoint(lightning, folder, tmp_path):
+    given = ("--data.path", folder, "--data.batch_size", 4, "--data.image_size", 24, *SMALL)
+    lightning("fit", "--config", OWN, *given, "--trainer.max_steps", 2, *NO_BAR)
+    last = tmp_path / "runs" / "vit" / "own_folder" / "version_0" / "checkpoints" / "last.ckpt"
+    assert read_checkpoint(last)["zoo"]["settings"]["options"]["img_size"] == 24
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ('{"drop_path_rate": 2}', "drop_path_rate 2; must lie in"),
+        ('{"global_pool": ""}', "not with a number for each of 2 classes"),
+        ('{"features_only": true}', "a classifier needs its head"),
+        ('{"checkpoint_path": "x"}', "model.pretrained does that"),
+        ('{"depth": -1}', "depth: got -1"),
+        ('{"depth": "two"}', "model.options: "),
+        ("foo", "got foo; expected dict"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_the_run(options, reason, lightning, folder, capsys):
+    given = ("--data.path", folder, "--data.image_size", 16, "--model.options", options, "--trainer.max_steps", 1)
+    assert reason in refused(lightning, capsys, "fit", "--config", OWN, *given, *NO_BAR)
+
+
+def test_weights_of_which_nothing_fits_start_no_run(lightning, fitted, folder, capsys):
+    given = ("--model.name", "resnet18", "--model.pretrained", fitted, "--data.image_size", 32, "--data.path", folder)
+    message = refused(lightning, capsys, "fit", "--config", OWN, *given, "--data.batch_size", 4, *NO_BAR)
+    assert "has nothing that fits resnet18" in message
+
+
 def test_an_error_in_a_loaders_process_is_one_line_too(lightning, folder, monkeypatch, capsys):
     def open_nothing(self, row, channels):
         raise ZooError(f"data.path: {self.ids[row]} can't be read any more; put it back")
