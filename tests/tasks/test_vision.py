@@ -16,6 +16,7 @@ from datamodules import ImageDataModule
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import read_checkpoint
 from zoo.tasks import ImageClassificationTask
+from zoo.tasks.vision import metrics_for
 
 TINY = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
@@ -614,3 +615,19 @@ def test_the_command_line_predicts_a_folder_without_labels_from_a_checkpoint_alo
     for _, row in table.iterrows():
         assert {row["class"], row["class_2"], row["class_3"]} == {"ant", "bee", "cow"}
         assert row["probability"] + row["probability_2"] + row["probability_3"] == pytest.approx(1, abs=1e-5)
+
+
+def test_a_first_batch_without_a_mistake_leaves_the_figures_apart():
+    scores = metrics_for(10, "test/")
+    target = torch.arange(10)
+    right = torch.eye(10) * 0.9 + 0.01
+    scores.update(right, target)
+    swapped = right.clone()
+    swapped[[0, 1]] = right[[1, 0]]  # two of ten wrong, but among the best five
+    swapped[0, 0] = swapped[1, 1] = 0.05
+    scores.update(swapped, target)
+    found = {name: float(value) for name, value in scores.compute().items()}
+    assert found["test/accuracy"] == pytest.approx(18 / 20)
+    assert found["test/accuracy_top5"] == pytest.approx(1.0)
+    # classes 0 and 1: one right, one missed, one false, so F1 is 1/2; the others 1
+    assert found["test/f1"] == pytest.approx((2 * 0.5 + 8) / 10)
