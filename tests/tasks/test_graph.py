@@ -15,7 +15,6 @@ from datamodules.tables import GraphTableDataModule
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import digest
 from zoo.tasks import GraphPredictionTask, LanguageModelTask
-from zoo.tasks.graph import metrics_for
 
 TINY = {"embed_dim": 8, "num_heads": 2, "n_layers": 2, "dropout": 0.0, "lr": 1e-2}
 SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
@@ -346,14 +345,3 @@ def test_identity_survives_the_checkpoint(saved):
     claim = read_checkpoint(path)["zoo"]
     assert claim["digest"] == digest(data.identity()) == digest(task.data_identity)
     assert math.isfinite(claim["identity"]["mean"][0])
-
-
-def test_a_first_batch_without_a_mistake_leaves_the_figures_apart():
-    scores = metrics_for("multiclass", 4, "test/")
-    target = torch.arange(4)
-    right = torch.eye(4) * 0.9 + 0.02
-    scores.update(right, target)
-    scores.update(right[[1, 0, 2, 3]], target)
-    found = {name: float(value) for name, value in scores.compute().items()}
-    assert found["test/accuracy"] == pytest.approx(6 / 8)
-    assert found["test/f1"] == pytest.approx((2 * 0.5 + 2) / 4)

@@ -58,8 +58,7 @@ def metrics_for(problem: str, n: int, prefix: str) -> MetricCollection:
         }
     else:
         metrics = {"mae": MeanAbsoluteError(), "r2": R2Score()}
-    # those whose states agree after one batch would be taken for one, such as on a batch without a mistake
-    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
+    return MetricCollection(metrics, prefix=prefix)
 
 
 class GraphPredictionTask(ZooTask):
