@@ -248,6 +248,7 @@ def _add_verify(commands: Any) -> None:
 
 def _verify(chosen: argparse.Namespace) -> None:
     from zoo.catalogue import check_metrics, verify, verify_file
+    from zoo.lightning_cli import quiet_advertisements
     from zoo.shelf import entry_of, read_index
 
     if chosen.all == bool(chosen.names):
@@ -261,6 +262,7 @@ def _verify(chosen: argparse.Namespace) -> None:
         entry = entry_of(name)
         checked = verify(entry)
         if chosen.metrics:
+            quiet_advertisements()
             checked += check_metrics(entry)
         print(f"{name}: {', '.join(checked)}", flush=True)
 
