@@ -181,6 +181,7 @@ def test_what_has_no_counterpart_is_dropped_or_new(source, target, dropped, new)
     [
         ({}, {"class_token": False, "global_pool": "avg"}),
         ({"class_token": False, "global_pool": "avg", "img_size": 20}, {}),  # 5 x 5: 24 and a class token can't be
+        ({"class_token": False, "global_pool": "avg", "img_size": [8, 20]}, {}),  # 10, or 9 and a class token
         ({}, {"reg_tokens": 2}),
         ({"img_size": [8, 16]}, {"img_size": 16}),
     ],
@@ -192,8 +193,9 @@ def test_positions_of_other_tokens_than_a_square_of_patches_are_not_taken_for_on
     assert fates["pos_embed"] == Fate("pos_embed", "new", f"{shown[0]} there, {shown[1]} here")
 
 
-def test_positions_of_the_same_oblong_are_kept():
-    _, fates = carried(network(img_size=[8, 16]), network(seed=1, img_size=[8, 16]))
+@pytest.mark.parametrize("size", [[8, 16], [16, 64]])  # as many patches as the 32 x 32 of its record
+def test_positions_of_the_same_oblong_are_kept(size):
+    _, fates = carried(network(img_size=size), network(seed=1, img_size=size))
     assert fates["pos_embed"].fate == "kept"
 
 
