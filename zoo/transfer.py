@@ -23,11 +23,11 @@ class Fate:
         return asdict(self)
 
 
-def summary(fates: Sequence[Fate], kept: bool = True) -> str:
-    """A Markdown table of what became of each tensor; those simply kept in one row, or left out."""
+def summary(fates: Sequence[Fate]) -> str:
+    """A Markdown table of what became of each tensor; those simply kept share a row."""
     same = [fate for fate in fates if fate.fate == "kept"]
     rows = [f"| {fate.fate} | {fate.tensor} | {fate.note} |" for fate in fates if fate.fate != "kept"]
-    if kept and same:
+    if same:
         rows.insert(0, f"| kept | {len(same)} tensors | as they were |")
     return "\n".join(["| | tensor | |", "|---|---|---|", *rows])
 

@@ -1,6 +1,7 @@
 """How fast a run goes."""
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -9,8 +10,8 @@ import lightning.pytorch as pl
 from torch import Tensor
 
 
-class _PerSecond(pl.Callback):
-    """Log training throughput over all processes, without the time spent in validation.
+class _PerSecond(pl.Callback, ABC):
+    """Log training throughput over all processes, without loading and validation.
 
     Args:
         steps: over how many of the last steps to average.
@@ -22,9 +23,9 @@ class _PerSecond(pl.Callback):
         self._last: deque[tuple[int, float]] = deque(maxlen=steps)
         self._start = 0.0
 
+    @abstractmethod
     def count(self, batch: Any) -> int:
         """How many of what is counted a batch holds."""
-        raise NotImplementedError
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -40,7 +41,7 @@ class _PerSecond(pl.Callback):
 
 
 class TokensPerSecond(_PerSecond):
-    """Log training throughput in tokens a second, over all processes, without the time spent in validation.
+    """Log training throughput in tokens a second, over all processes, without loading and validation.
 
     A batch (rows, columns) counts as rows x (columns - 1) tokens: the last column is a target only.
 
@@ -55,7 +56,7 @@ class TokensPerSecond(_PerSecond):
 
 
 class PicturesPerSecond(_PerSecond):
-    """Log training throughput in pictures a second, over all processes, without the time spent in validation.
+    """Log training throughput in pictures a second, over all processes, without loading and validation.
 
     Args:
         steps: over how many of the last steps to average.
