@@ -425,7 +425,10 @@ def truncated(source, tmp_path, trained):
             lambda *_: "no_such_model",
             r"^model\.pretrained: got 'no_such_model', which is neither a checkpoint file nor",
         ),
-        (lambda *_: DAMCHA, rf"^model\.pretrained: {DAMCHA} has no weights to download"),
+        (
+            lambda *_: "damcha_vit_small_patch16_224",
+            r"^model\.pretrained: damcha_vit_small_patch16_224 has no weights to download",
+        ),
         (lambda *_: "resnet18.of_nobody", r"^model\.pretrained: got 'resnet18\.of_nobody'; resnet18 has the weights"),
     ],
 )

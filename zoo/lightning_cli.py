@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
+from jsonargparse import Namespace
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -85,6 +86,7 @@ def quiet_advertisements() -> None:
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+    warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # model.train says which
 
 
 def _option(args: list[str], name: str) -> str | None:
@@ -174,6 +176,10 @@ class ZooCLI(LightningCLI):
         if self.subcommand == "fit" and hasattr(logger, "init_args"):
             logger.init_args.version = found[-1].parent.parent.name
 
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        self.model.goes_on_from = self._get(self.config, "ckpt_path")
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         config = self._get(self.config_init, "trainer", default={})
         sharded = any(word in str(config.get("strategy")).lower() for word in ("fsdp", "deepspeed", "model_parallel"))
@@ -203,6 +209,38 @@ class ZooCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 print(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
+
+
+class _ClassesOnly(ZooCLI):
+    """Makes a config's model and data, and nothing of its trainer."""
+
+    def _set_seed(self) -> None: ...
+
+    def before_instantiate_classes(self) -> None: ...
+
+    def instantiate_classes(self) -> None:
+        config = self.config["fit"]
+        wanted = Namespace(model=config.model, data=config.data)  # type: ignore[no-untyped-call]
+        made = self._parser("fit").instantiate_classes(wanted)
+        self.model, self.datamodule = made.model, made.data
+
+    def _run_subcommand(self, subcommand: str) -> None: ...
+
+
+def read_classes(config: str) -> tuple[ZooTask, pl.LightningDataModule]:
+    """The model and the data of a config file, as ``lightning fit --config`` makes them.
+
+    Raises:
+        ZooError: if there is no such file, or a setting is refused.
+        SystemExit: for what the parser refuses, which it says itself.
+    """
+    if not Path(config).is_file():
+        raise ZooError(f"--config: there is no file {config}; name one that lightning fit takes")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter")
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="jsonargparse")
+        cli = _ClassesOnly(["fit", "--config", config])
+    return cli.model, cli.datamodule
 
 
 def _shown(path: str) -> Path:

@@ -46,6 +46,14 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Token numbers of bytes that need not be UTF-8."""
+        try:
+            return self.encode(data.decode())
+        except UnicodeDecodeError:
+            place = {piece: i for i, piece in enumerate(self.token_bytes) if len(piece) == 1}
+            return [place[data[i : i + 1]] for i in range(len(data))]
+
     def decode(self, numbers: Iterable[int]) -> str:
         """Text of token numbers; bytes that are no UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes[number] for number in numbers).decode(errors="replace")

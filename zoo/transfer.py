@@ -1,14 +1,20 @@
 """Carry trained weights over to a network for other data, by name, and say what became of each."""
 
+import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
+import torch
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
+
+from zoo.errors import ZooError, listed
+from zoo.graph import AdjacencySpec
+from zoo.tokenizer import END_OF_TEXT, Tokenizer
 
 
 @dataclass
@@ -30,6 +36,224 @@ def summary(fates: Sequence[Fate]) -> str:
     if same:
         rows.insert(0, f"| kept | {len(same)} tensors | as they were |")
     return "\n".join(["| | tensor | |", "|---|---|---|", *rows])
+
+
+@dataclass
+class Axis:
+    """A dimension of a tensor whose places have names, here and there."""
+
+    dim: int
+    what: str
+    here: Sequence[Hashable]
+    there: Sequence[Hashable]
+
+    @property
+    def common(self) -> tuple[list[int], list[int]]:
+        """The places, here and there, of the names that both have."""
+        place = {name: i for i, name in enumerate(self.there)}
+        pairs = [(i, place[name]) for i, name in enumerate(self.here) if name in place]
+        return [i for i, _ in pairs], [i for _, i in pairs]
+
+    def note(self) -> str:
+        known, own = set(self.there), set(self.here)
+        new = [name for name in self.here if name not in known]
+        gone = [name for name in self.there if name not in own]
+        parts = [f"{len(self.here) - len(new)} of {len(self.here)} {self.what} by name"]
+        if new:
+            parts.append(f"new: {_names(new)}")
+        if gone:
+            parts.append(f"gone: {_names(gone)}")
+        return ", ".join(parts)
+
+
+def _names(names: Sequence[Hashable]) -> str:
+    return listed([name.decode(errors="replace") if isinstance(name, bytes) else name for name in names])
+
+
+def rearrange(mine: Tensor, theirs: Tensor, axes: Sequence[Axis]) -> tuple[Tensor, str, str]:
+    """``mine`` with the values of ``theirs`` wherever both have the names, the fate of the tensor, and a note on it."""
+    named = {axis.dim: axis for axis in axes}
+    if mine.ndim != theirs.ndim or any(mine.shape[d] != theirs.shape[d] for d in range(mine.ndim) if d not in named):
+        return mine, "new", f"{_shape(theirs)} there, {_shape(mine)} here"
+    here: list[Tensor] = []
+    there: list[Tensor] = []
+    for d in range(mine.ndim):
+        rows = named[d].common if d in named else (list(range(mine.shape[d])),) * 2
+        if not rows[0]:
+            return mine, "new", f"no {named[d].what} in common"
+        for place, index in ((here, rows[0]), (there, rows[1])):
+            place.append(torch.tensor(index).view(-1, *[1] * (mine.ndim - 1 - d)))
+    changed = [axis for axis in axes if list(axis.here) != list(axis.there)]
+    if not changed:
+        return theirs, "kept", ""
+    filled = mine.clone()
+    filled[tuple(here)] = theirs.to(mine.dtype)[tuple(there)]
+    return filled, "moved", "; ".join(axis.note() for axis in changed)
+
+
+def _carry(
+    own: Mapping[str, Tensor], source: Mapping[str, Tensor], axes: Mapping[str, Sequence[Axis]]
+) -> tuple[dict[str, Tensor], list[Fate]]:
+    filled, fates = dict(own), []
+    for name, mine in own.items():
+        if name not in source:
+            fates.append(Fate(name, "new", "not there"))
+            continue
+        filled[name], fate, note = rearrange(mine, source[name], axes.get(name, ()))
+        fates.append(Fate(name, cast(Any, fate), note))
+    fates += [Fate(name, "dropped", f"{_shape(source[name])}, no place here") for name in source if name not in own]
+    return filled, fates
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256, as hex, over names, types, shapes and bytes of tensors, in the order of their names."""
+    found = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def adapt_text(
+    network: nn.Module, saved: Mapping[str, Tensor], saved_tokenizer: Tokenizer, tokenizer: Tokenizer
+) -> tuple[dict[str, Tensor], list[Fate]]:
+    """A state dict for ``network`` from the weights of a language model with another vocabulary.
+
+    Rows of embedding and head go by the text of their token. A token that is new starts as the mean of the tokens that
+    its text had there. Learned positions go by their number. What has another shape stays as ``network`` has it.
+
+    Args:
+        network: the model to fill; it isn't changed.
+        saved: the other model's state dict.
+        saved_tokenizer: its tokenizer.
+        tokenizer: the tokenizer of ``network``.
+
+    Returns:
+        The state dict, and what became of each tensor.
+    """
+    own = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    here, there = _token_texts(tokenizer), _token_texts(saved_tokenizer)
+    axes: dict[str, list[Axis]] = {name: [Axis(0, "tokens", here, there)] for name in _VOCABULARY}
+    positions = "position_embedding.weight"
+    if positions in own and positions in saved:
+        axes[positions] = [Axis(0, "positions", range(len(own[positions])), range(len(saved[positions])))]
+    filled, fates = _carry(own, saved, axes)
+    known = set(there)
+    pieces = {
+        i: saved_tokenizer.encode_bytes(text)
+        for i, text in enumerate(tokenizer.token_bytes)
+        if text and text not in known
+    }
+    for fate in fates:
+        if fate.tensor in _VOCABULARY and fate.fate == "moved" and pieces:
+            theirs = saved[fate.tensor]
+            for i, numbers in pieces.items():
+                filled[fate.tensor][i] = theirs[numbers].mean(dim=0)
+            n = len(here) - len(pieces)
+            fate.note = f"{n} of {len(here)} tokens by their text, {len(pieces)} as the mean of its tokens there"
+    return filled, fates
+
+
+_VOCABULARY = ("embedding.weight", "head.weight")
+
+
+def _token_texts(tokenizer: Tokenizer) -> list[bytes | str]:
+    return [text or END_OF_TEXT for text in tokenizer.token_bytes]
+
+
+def adapt_table(
+    network: nn.Module,
+    saved: Mapping[str, Tensor],
+    saved_identity: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    readout: tuple[str, str],
+    renamed: Mapping[str, str],
+) -> tuple[dict[str, Tensor], list[Fate]]:
+    """A state dict for ``network`` from the weights of a model on another graph.
+
+    Embeddings go by the name of their node, scales and shifts by that of their input, readouts by node and by class or
+    target. Packed layers keep their own edges and take the other's projections.
+
+    Args:
+        network: the ``GraphTokenModel`` to fill; it isn't changed.
+        saved: the other model's state dict.
+        saved_identity: the identity of the table it was trained on.
+        identity: that of the table of ``network``.
+        readout: which nodes are read, there and here: outputs or all.
+        renamed: names of nodes, classes and targets here that were others there.
+
+    Returns:
+        The state dict, and what became of each tensor.
+
+    Raises:
+        ZooError: for a name in ``renamed`` that isn't there.
+    """
+    specs = [AdjacencySpec.from_dict(one["graph"]) for one in (saved_identity, identity)]
+    what, answers = _answers(identity, renamed)
+    answers_there = _answers(saved_identity, {})[1] if saved_identity["problem"] == identity["problem"] else []
+    _check_renamed(
+        renamed,
+        [*specs[1].nodes, *identity.get("classes", ()), *identity["targets"]],
+        [*specs[0].nodes, *saved_identity.get("classes", ()), *saved_identity["targets"]],
+    )
+
+    def axis(dim: int, what: str, there: Sequence[str], here: Sequence[str]) -> Axis:
+        return Axis(dim, what, [renamed.get(name, name) for name in here], there)
+
+    read = [spec.nodes if which == "all" else spec.output_nodes for spec, which in zip(specs, readout, strict=True)]
+    nodes, inputs = [spec.nodes for spec in specs], [spec.input_nodes for spec in specs]
+    axes = {
+        "node_embedding": [axis(0, "nodes", *nodes)],
+        "value_scale": [axis(0, "inputs", *inputs)],
+        "value_shift": [axis(0, "inputs", *inputs)],
+        "readout_weight": [axis(0, "nodes", *read), Axis(2, what, answers, answers_there)],
+        "readout_bias": [Axis(0, what, answers, answers_there)],
+    }
+    source = {name: tensor for name, tensor in saved.items() if not name.endswith(_EDGES)}
+    # a binary problem has one number, for the second class against the first
+    turned = (
+        identity["problem"] == "binary"
+        and answers == answers_there
+        and ([renamed.get(name, name) for name in identity["classes"]] != saved_identity["classes"])
+    )
+    if turned:
+        source |= {name: -source[name] for name in _READOUT}
+    own = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    weights = {name: tensor for name, tensor in own.items() if not name.endswith(_EDGES)}
+    filled, fates = _carry(weights, source, axes)
+    for fate in fates:
+        if turned and fate.tensor in _READOUT and fate.fate != "new":
+            fate.fate, fate.note = "moved", "; ".join(["turned, as the classes are", *filter(None, [fate.note])])
+    if specs[0].fingerprint != specs[1].fingerprint:
+        there = {(a, b) for a, b in specs[0].to_dict()["edges"]}
+        here = {(renamed.get(a, a), renamed.get(b, b)) for a, b in specs[1].to_dict()["edges"]}
+        fates.append(Fate("edges", "moved", f"this graph's {len(here)}, {len(here & there)} of them there too"))
+    return own | filled, fates
+
+
+_READOUT = ("readout_weight", "readout_bias")
+_EDGES = ("source_index", "target_index", "index_digest", "identity")
+
+
+def _answers(identity: Mapping[str, Any], renamed: Mapping[str, str]) -> tuple[str, list[str]]:
+    """What the readout's columns are, and their names as the other model has them."""
+    problem = identity["problem"]
+    names = [renamed.get(name, name) for name in identity["classes" if problem == "multiclass" else "targets"]]
+    if problem == "binary":
+        return "pairs of classes", [" or ".join(sorted(renamed.get(name, name) for name in identity["classes"]))]
+    return ("classes" if problem == "multiclass" else "targets"), names
+
+
+def _check_renamed(renamed: Mapping[str, str], here: Sequence[str], there: Sequence[str]) -> None:
+    for names, known, where in ((renamed.keys(), here, "here"), (renamed.values(), there, "in the pretrained model")):
+        if unknown := [name for name in names if name not in set(known)]:
+            raise ZooError(
+                f"model.renamed: got {listed(unknown)}, which is no node, class or target {where}; give names here "
+                "with the names they had there"
+            )
+    if len(set(renamed.values())) < len(renamed):
+        raise ZooError("model.renamed: two names stand for the same one of the pretrained model; each can have one")
 
 
 def adapt_pictures(

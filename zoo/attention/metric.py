@@ -324,7 +324,7 @@ class StructuredMLPForM(nn.Module):
             last = context[:, -1]
         else:
             context = last = mean_context(x, padding_mask)
-        if not torch.compiler.is_compiling():  # an exported graph can't write to its module
+        if not torch.compiler.is_exporting():  # an exported graph can't write to its module
             self.last_context = last.detach()
         return context
 

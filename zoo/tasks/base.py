@@ -1,19 +1,23 @@
 """What the tasks of all families share: the network's birth from a data identity, checks on load, the optimizer."""
 
+import inspect
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from zoo.adapters import BASE, add_lora, merge_lora, projections, with_base
 from zoo.attention.packed import check_packed_layers
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import (
@@ -26,6 +30,8 @@ from zoo.identity import (
     read_checkpoint,
     read_claim,
 )
+from zoo.tasks.pretrained import NETWORK, Pretrained, network_tensors
+from zoo.transfer import Fate, summary
 
 IDENTITY_TENSOR = "data_identity"  # where a bare state dict keeps the identity, as the UTF-8 of its canonical JSON
 
@@ -62,6 +68,21 @@ def _listed(source: Mapping[str, Any] | None) -> str:
     return ", ".join(f"{name} {value}" for name, value in told.items())
 
 
+_ADAPTING = ("pretrained", "on_mismatch", "lora_rank", "lora_alpha", "lora_dropout", "renamed")
+
+
+def layer_depths(network: nn.Module, layers: str, stem: tuple[str, ...]) -> dict[str, int]:
+    """How far up each parameter of a stack is: 0 in ``stem``, 1 to n in the layers, n + 1 after them."""
+    n = len(cast(nn.ModuleList, network.get_submodule(layers)))
+    depths = {}
+    for name, _ in network.named_parameters():
+        if name.startswith(f"{layers}."):
+            depths[name] = int(name.removeprefix(f"{layers}.").partition(".")[0]) + 1
+        else:
+            depths[name] = 0 if name.startswith(stem) else n + 1
+    return depths
+
+
 def plain(value: object) -> Any:
     """A copy in JSON's types: tuples become lists."""
     if isinstance(value, Mapping):
@@ -82,8 +103,21 @@ class ZooTask(pl.LightningModule, ABC):
         lr: AdamW's learning rate at its height.
         weight_decay: decoupled decay, on matrices only.
         beta2: AdamW's second decay rate.
-        warmup: share of the run's steps in which the learning rate rises to ``lr``; then it falls along a cosine.
-        min_lr: share of ``lr`` that is left at the end.
+        warmup: share of the run's steps in which the learning rate rises to lr; then it falls along a cosine.
+        min_lr: share of lr that is left at the end.
+        pretrained: weights to start from: a checkpoint file of this zoo, a name of zoo list, or an address. Settings of
+            the network that are left as they are by default become the pretrained model's.
+        on_mismatch: pretrained weights for other data or another network: error, or adapt: carry over what fits by
+            name, and print what became of the rest.
+        train: what to train: all, head, or last_N (the last N blocks, last norm and head). The rest stays as it is,
+            without dropout.
+        layer_decay: factor of the learning rate from each block to the one before; 1 for none.
+        lora_rank: above 0, train adapters of this rank beside the projections of pretrained weights (LoRA), and in full
+            the head and whatever wasn't kept; checkpoints hold these alone, and load onto the same weights only. Needs
+            peft.
+        lora_alpha: the adapters are scaled by lora_alpha / lora_rank; left out, twice the rank.
+        lora_dropout: dropout probability in front of the adapters.
+        compile: compile the network for training (torch.compile); checkpoints are the same with and without.
     """
 
     network_settings: ClassVar[tuple[str, ...]]
@@ -91,7 +125,10 @@ class ZooTask(pl.LightningModule, ABC):
     mismatch_advice: ClassVar[str]
     """What to do about a checkpoint that was made for other data."""
 
-    optimizer_settings: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta2")
+    pretrained_advice: ClassVar[str] = "To carry over what fits, set model.on_mismatch to adapt"
+    """What to do about weights to start from that were made for other data."""
+
+    optimizer_settings: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta2", "layer_decay", "train")
     """Names of the hyperparameters that a run keeps from its beginning, as its optimizer's state does."""
 
     predictions_suffix: ClassVar[str] = ".csv"
@@ -99,7 +136,22 @@ class ZooTask(pl.LightningModule, ABC):
 
     network: nn.Module
 
-    def __init__(self, lr: float, weight_decay: float, beta2: float, warmup: float, min_lr: float) -> None:
+    def __init__(
+        self,
+        lr: float,
+        weight_decay: float,
+        beta2: float,
+        warmup: float,
+        min_lr: float,
+        pretrained: str | None = None,
+        on_mismatch: Literal["error", "adapt"] = "error",
+        train: str = "all",
+        layer_decay: float = 1.0,
+        lora_rank: int = 0,
+        lora_alpha: float | None = None,
+        lora_dropout: float = 0.0,
+        compile: bool = False,
+    ) -> None:
         super().__init__()
         for name, value, good, rule in (
             ("lr", lr, 0 < lr < math.inf, "must be a positive number"),
@@ -107,18 +159,54 @@ class ZooTask(pl.LightningModule, ABC):
             ("beta2", beta2, 0 <= beta2 < 1, "must lie in [0, 1)"),
             ("warmup", warmup, 0 <= warmup < 1, "is a share of the run and must lie in [0, 1)"),
             ("min_lr", min_lr, 0 <= min_lr <= 1, "is a share of lr and must lie in [0, 1]"),
+            ("layer_decay", layer_decay, 0 < layer_decay <= 1, "must lie in (0, 1]"),
+            ("lora_rank", lora_rank, lora_rank >= 0, "must be 0 or more"),
+            ("lora_alpha", lora_alpha, lora_alpha is None or 0 < lora_alpha < math.inf, "must be a positive number"),
+            ("lora_dropout", lora_dropout, 0 <= lora_dropout < 1, "must lie in [0, 1)"),
+            ("on_mismatch", on_mismatch, on_mismatch in ("error", "adapt"), "must be error or adapt"),
+            (
+                "train",
+                train,
+                re.fullmatch(r"all|head|last_[1-9]\d*", str(train)),
+                "must be all, head, or last_N such as last_2",
+            ),
         ):
             if not good:
-                raise ZooError(f"model.{name}: got {value}; {rule}")
-        self.lr, self.weight_decay, self.beta2, self.warmup, self.min_lr = lr, weight_decay, beta2, warmup, min_lr
+                raise ZooError(f"model.{name}: got {value!r}; {rule}")
+        if lora_rank and (pretrained is None or train != "all"):
+            raise ZooError(
+                f"model.lora_rank: got {lora_rank}; it adapts weights that there are and decides what is trained, so "
+                "set model.pretrained, and leave model.train out"
+            )
+        self.save_hyperparameters()  # of the subclass too
+        self._lr, self._budget = lr, math.inf
+        self.weight_decay, self.beta2, self.warmup, self.min_lr = weight_decay, beta2, warmup, min_lr
         self._identity: dict[str, Any] | None = None
         self.register_state_dict_post_hook(_add_identity)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_drop_identity)  # type: ignore[no-untyped-call]
         self._step_seed: int | None = None
+        self.fates: list[Fate] = []
+        self._started_from: str | None = None
+        self._not_started: ZooError | None = None
+        self._adapter: dict[str, str] | None = None  # what the adapters' base was called, and the digest of its weights
+        self.goes_on_from: str | None = None
+        """The checkpoint that is going to be loaded, where that is known: then no other weights are read."""
 
     @abstractmethod
     def build(self, identity: Mapping[str, Any]) -> None:
         """Make ``self.network``, and whatever else depends on the data, from its identity."""
+
+    @abstractmethod
+    def depths(self) -> dict[str, int]:
+        """How far up each of the network's parameters is: 0 in the stem, 1 and more in the blocks, most in the head."""
+
+    @abstractmethod
+    def heads(self) -> tuple[str, ...]:
+        """Names, or beginnings of names, of the parameters that turn the network's last state into its answer."""
+
+    @abstractmethod
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+        """A state dict for the network from other weights, and what became of each tensor."""
 
     # ------------------------------------------------------------------ identity
 
@@ -141,15 +229,195 @@ class ZooTask(pl.LightningModule, ABC):
         return self._identity
 
     def configure_model(self) -> None:
-        """Build the network from the data module's identity, once."""
+        """Build the network from the data module's identity, once, and start a new run from the pretrained weights."""
         if self.is_built:
             return
+        trainer = self._trainer
         if self._identity is None:
-            datamodule = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
+            datamodule = getattr(trainer, "datamodule", None) if trainer is not None else None
             if datamodule is None:
                 return  # load_from_checkpoint calls this before the identity is known
             self._identity = datamodule.identity()
+        source = None
+        fitting = trainer is not None and trainer.state.fn == "fit"
+        if self.hparams["pretrained"] and fitting and self.goes_on_from is None:
+            try:
+                source = self.find_pretrained()
+                self._take_settings(source)
+            except ZooError as error:  # a run that goes on does without; fit(ckpt_path=...) is known only on loading it
+                self._not_started = error
         self.build(self._identity)
+        self._freeze()
+        if source is not None and self._not_started is None:
+            try:
+                self._start_from(source)
+            except ZooError as error:
+                self._not_started = error
+        if self.hparams["compile"] and fitting:
+            self.network.compile()  # in place: names of parameters stay
+
+    # ------------------------------------------------------------------ other weights to start from
+
+    def find_pretrained(self) -> Pretrained:
+        """What ``pretrained`` stands for.
+
+        Raises:
+            ZooError: if it can't be had.
+        """
+        return Pretrained.read(self.hparams["pretrained"], f"{type(self).__module__}.{type(self).__qualname__}")
+
+    def _take_settings(self, source: Pretrained) -> None:
+        """Settings of the network that were left at their defaults become the pretrained model's."""
+        defaults = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
+        other = []
+        for name in self.network_settings:
+            default, mine = plain(defaults[name]), plain(self.hparams[name])
+            theirs = source.settings.get(name, default)
+            if mine == theirs:
+                continue
+            if mine == default:
+                self.hparams[name] = theirs
+            else:
+                other.append(f"model.{name} is {mine} here, {theirs} there")
+        if other and self.hparams["on_mismatch"] == "error":
+            raise CheckpointMismatchError(
+                f"model.pretrained: {source.given} is another network: {'; '.join(other)}. Leave these settings out, "
+                "or set model.on_mismatch to adapt to carry over what fits"
+            )
+
+    def _start_from(self, source: Pretrained) -> None:
+        state, self.fates = self.carry_over(source)
+        changed = [fate for fate in self.fates if fate.fate != "kept"]
+        if all(fate.fate in ("new", "dropped") for fate in self.fates):
+            raise CheckpointMismatchError(
+                f"model.pretrained: {source.given} has nothing that fits this network; leave the network's settings "
+                "out to take its architecture"
+            )
+        if self.hparams["on_mismatch"] == "error":
+            found = self._other_data(source)
+            if not found and changed:
+                found = [f"{fate.tensor}: {fate.fate} ({fate.note})" for fate in changed]
+            if found:
+                more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+                raise CheckpointMismatchError(
+                    f"model.pretrained: {source.given} doesn't fit as it is: {'; '.join(found[:3])}{more}. "
+                    f"{self.pretrained_advice}"
+                )
+        self.network.load_state_dict(state)
+        self._started_from = source.given
+        if self.hparams["lora_rank"]:
+            self._add_adapter(source)
+
+    # ------------------------------------------------------------------ adapters
+
+    def _add_adapter(self, source: Pretrained) -> None:
+        """Put adapters beside the projections; train them, the head, and what the base has no weights for."""
+        h = self.hparams
+        full = {fate.tensor for fate in self.fates if fate.fate != "kept"}
+        depths = self.depths()
+        heads = {name for name in depths if self.heads() and name.startswith(self.heads())}
+        alpha = 2.0 * h["lora_rank"] if h["lora_alpha"] is None else h["lora_alpha"]
+        add_lora(self.network, projections(self.network, depths), h["lora_rank"], alpha, h["lora_dropout"])
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad = ".lora_" in name or name.replace(BASE, ".") in full | heads
+        self._rest_frozen()
+        self._adapter = {"base": source.given, "digest": source.digest()}
+
+    def _load_adapter(self, checkpoint: dict[str, Any], claim: Mapping[str, Any]) -> None:
+        """Complete an adapter's checkpoint by the tensors of its base.
+
+        Raises:
+            CheckpointMismatchError: if the base isn't the one it was trained on.
+        """
+        adapter, settings = claim["adapter"], claim["settings"]
+        if not isinstance(adapter, dict) or not {"base", "digest"} <= set(adapter) or not settings.get("lora_rank"):
+            raise ZooError("checkpoint: what it says of its adapter was altered; take another")
+        if not self.hparams["lora_rank"]:  # a config that doesn't mention the adapter
+            own = {} if self.hparams["pretrained"] is None else {"pretrained": self.hparams["pretrained"]}
+            self.hparams.update({name: settings[name] for name in _ADAPTING if name in settings} | own)
+        if self._adapter is None:
+            source = self.find_pretrained()
+            found = source.digest()
+        else:
+            found = self._adapter["digest"]
+        if found != adapter["digest"]:
+            raise CheckpointMismatchError(
+                f"checkpoint: an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but "
+                f"{self.hparams['pretrained']} has {found[:12]}...; give the base it was trained on with "
+                "--model.pretrained"
+            )
+        if self._adapter is None:
+            base, _ = self.carry_over(source)
+            self._add_adapter(source)
+        else:
+            base = {name.replace(BASE, "."): tensor for name, tensor in self.network.state_dict().items()}
+        own = self.network.state_dict()
+        tensors = checkpoint["state_dict"]
+        rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
+        whole = with_base(network_tensors(tensors), own, base)
+        checkpoint["state_dict"] = rest | {f"{NETWORK}{name}": tensor for name, tensor in whole.items()}
+
+    def merge_adapter(self) -> None:
+        """Add the adapters to the weights they stand beside; the task is an ordinary one from then on."""
+        merge_lora(self.network)
+        self._adapter = None
+        self.hparams.update({"lora_rank": 0, "lora_alpha": None, "lora_dropout": 0.0})
+
+    def _other_data(self, source: Pretrained) -> list[str]:
+        """Every way in which the pretrained model's data differ from these."""
+        return differences(source.identity, self.data_identity)
+
+    def on_fit_start(self) -> None:
+        if self._not_started is not None:
+            raise self._not_started
+        if self._started_from is not None:
+            rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
+        if self._adapter is not None:
+            n, trained = (
+                sum(p.numel() for p in self.network.parameters() if p.requires_grad or every) for every in (1, 0)
+            )
+            rank_zero_info(f"LoRA: {trained:,} of {n:,} parameters are trained")
+        if self.fates and self.trainer.is_global_zero:
+            for logger in self.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_text("pretrained", summary(self.fates))
+
+    def _freeze(self) -> None:
+        """Leave only what ``train`` says to the optimizer; frozen modules lose their dropout."""
+        train = self.hparams["train"]
+        if train == "all":
+            return
+        depths, heads = self.depths(), self.heads()
+        top = max(depths.values())
+        if train == "head":
+            trained = {name for name in depths if name.startswith(heads)} if heads else set()
+            if not trained:
+                raise ZooError(f"model.train: got head; none is known of {self.network_name}, so give last_1")
+        else:
+            n = int(train.removeprefix("last_"))
+            if n > top - 1:
+                raise ZooError(
+                    f"model.train: got {train}; {self.network_name} has {top - 1} blocks, so give at most that"
+                )
+            trained = {name for name, depth in depths.items() if depth >= top - n}
+        for name, parameter in self.network.named_parameters():
+            parameter.requires_grad = name in trained
+        self._rest_frozen()
+
+    def _rest_frozen(self) -> None:
+        """Modules without anything to train lose their dropout."""
+        for module in self.network.modules():
+            parameters = list(module.parameters())
+            if parameters and not any(p.requires_grad for p in parameters):
+                module.eval()
+        for name, module in self.network.named_children():  # between the stem and the blocks, without weights
+            if name != "head_drop" and not list(module.parameters()):
+                module.eval()
+
+    @property
+    def network_name(self) -> str:
+        """What to call the network in a message."""
+        return "the network"
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **settings: Any) -> Self:
@@ -184,7 +452,14 @@ class ZooTask(pl.LightningModule, ABC):
             "identity": self.data_identity,
             "digest": digest(self.data_identity),
             "step_seed": self._step_seed,
+            "transfer": [fate.plain() for fate in self.fates],
         }
+        if self._adapter is not None:
+            checkpoint[CHECKPOINT_KEY]["adapter"] = dict(self._adapter)
+            frozen = {f"{NETWORK}{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
+            checkpoint["state_dict"] = {
+                name: tensor for name, tensor in checkpoint["state_dict"].items() if name not in frozen
+            }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare everything the checkpoint claims with this task; on a difference nothing is loaded.
@@ -199,12 +474,26 @@ class ZooTask(pl.LightningModule, ABC):
                 f"checkpoint: of {claim['task']}, but this is {here}; use the task it was made by"
             )
         fitting = self._trainer is not None and self._trainer.state.fn == "fit"
+        given = self.hparams["pretrained"]
+        if fitting and given is not None and given != claim["settings"].get("pretrained"):
+            raise ZooError(
+                f"model.pretrained: got {given} beside --ckpt_path. The one starts a new run from weights, the other "
+                "goes on with a run and its optimizer; leave one of them out"
+            )
         if fitting and "optimizer_states" not in checkpoint:
             raise ZooError(
                 "--ckpt_path: got a checkpoint of weights alone, and fit goes on with the optimizer's state, which it "
-                "lacks; use it with test and predict, or go on from the run's last.ckpt"
+                "lacks; use it with test and predict, start a new run from it with --model.pretrained, or go on from "
+                "the run's last.ckpt"
             )
         self._step_seed = claim.get("step_seed")
+        self._started_from = self._not_started = None
+        try:
+            self.fates = [Fate(**fate) for fate in claim.get("transfer", [])]
+        except TypeError:
+            raise ZooError(
+                "checkpoint: what it says of the weights it started from was altered; take another"
+            ) from None
         if fitting:
             kept = [
                 f"model.{name}: {claim['settings'].get(name)} in the checkpoint, {self.hparams[name]} here"
@@ -218,6 +507,7 @@ class ZooTask(pl.LightningModule, ABC):
         if not self.is_built:
             self._identity = claim["identity"]
             self.build(self._identity)
+            self._freeze()
         check_identity(claim["identity"], self.data_identity, self.mismatch_advice)
         saved = {name: claim["settings"].get(name) for name in self.network_settings}
         current = {name: plain(self.hparams)[name] for name in self.network_settings}
@@ -226,6 +516,8 @@ class ZooTask(pl.LightningModule, ABC):
                 f"checkpoint: of another network. {'; '.join(found)}. Leave these settings out to take the "
                 "checkpoint's, or train anew without --ckpt_path"
             )
+        if claim.get("adapter"):
+            self._load_adapter(checkpoint, claim)
         # load_state_dict looks at the tensors, before it copies any
         old, new = claim["identity"].get("source"), self.data_identity.get("source")
         if old != new and self._trainer is not None and self._trainer.state.fn != "predict":
@@ -289,10 +581,19 @@ class ZooTask(pl.LightningModule, ABC):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What the optimizer trains, in groups of equal weight decay and learning rate."""
-        trained = [p for p in self.parameters() if p.requires_grad]
-        matrices = [p for p in trained if p.ndim >= 2]
-        others = [p for p in trained if p.ndim < 2]
-        return [{"params": matrices, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        depths, undecayed = self.depths(), self.undecayed()
+        top = max(depths.values())
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, parameter in self.network.named_parameters():
+            if parameter.requires_grad:
+                decay = self.weight_decay if parameter.ndim >= 2 and name not in undecayed else 0.0
+                lr = self.lr * self.hparams["layer_decay"] ** (top - depths[name])
+                groups.setdefault((-decay, lr), []).append(parameter)
+        return [{"params": groups[key], "lr": key[1], "weight_decay": -key[0]} for key in sorted(groups)]
+
+    def undecayed(self) -> set[str]:
+        """Names of matrices that no decay applies to."""
+        return set()
 
     def configure_optimizers(self) -> Any:
         """AdamW with decay on matrices only; linear warm-up, then cosine decay over the trainer's own step budget."""
@@ -303,15 +604,37 @@ class ZooTask(pl.LightningModule, ABC):
             # Lightning doesn't clip gradients for a fused optimizer in mixed precision, nor scale the loss of one
             fused="mixed" not in str(self.trainer.precision) and self.trainer.precision != "16-true",
         )
-        budget = self.trainer.estimated_stepping_batches
-        warmup = max(1, round(self.warmup * budget)) if math.isfinite(budget) else 100
+        self._budget = self.trainer.estimated_stepping_batches
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, self._share_of_lr), "interval": "step"},
+        }
 
-        def factor(step: int) -> float:
-            if step < warmup:
-                return (step + 1) / warmup
-            if not math.isfinite(budget):
-                return 1.0  # no end in sight: stay
-            done = min(1.0, (step - warmup) / max(1, budget - warmup))
-            return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
+    def _share_of_lr(self, step: int) -> float:
+        """The share of lr that is used at a step."""
+        known = math.isfinite(self._budget)
+        warmup = max(1, round(self.warmup * self._budget)) if known else 100
+        if step < warmup:
+            return (step + 1) / warmup
+        if not known:
+            return 1.0  # no end in sight: stay
+        done = min(1.0, (step - warmup) / max(1, self._budget - warmup))
+        return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
+    def on_train_start(self) -> None:
+        self._budget = self.trainer.estimated_stepping_batches  # a batch-size finder has changed it since
+
+    @property
+    def lr(self) -> float:
+        """AdamW's learning rate at its height. Setting it, as a learning-rate finder does, moves the schedule too."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        if self._trainer is not None:
+            for optimizer in self.trainer.optimizers:
+                for group in optimizer.param_groups:
+                    group["initial_lr"] *= value / self._lr
+            for schedule in self.trainer.lr_scheduler_configs:
+                schedule.scheduler.base_lrs = [base * value / self._lr for base in schedule.scheduler.base_lrs]
+        self._lr = value

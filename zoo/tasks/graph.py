@@ -27,7 +27,9 @@ from torchmetrics.classification import (
 from zoo.errors import ZooError
 from zoo.graph import AdjacencySpec
 from zoo.models.graph_tokens import GraphTokenModel
-from zoo.tasks.base import ZooTask
+from zoo.tasks.base import ZooTask, layer_depths
+from zoo.tasks.pretrained import Pretrained
+from zoo.transfer import Fate, adapt_table
 
 
 def metrics_for(problem: str, n: int, prefix: str) -> MetricCollection:
@@ -80,11 +82,14 @@ class GraphPredictionTask(ZooTask):
         chunk_size: edges to gather at once; left out, all. Same numbers, less memory.
         class_weights: weigh the loss of each class: none, balanced (by the inverse of its share of the training rows),
             or a list in the order of the classes.
+        renamed: for on_mismatch adapt: names of nodes, classes and targets here, with what the pretrained model called
+            them.
         lr: AdamW's learning rate at its height.
         weight_decay: decoupled decay, on matrices only.
         beta2: AdamW's second decay rate.
         warmup: share of the run's steps in which the learning rate rises to lr; then it falls along a cosine.
         min_lr: share of lr that is left at the end.
+        start: pretrained, on_mismatch, train, layer_decay and compile, as of every task.
     """
 
     network: GraphTokenModel
@@ -92,6 +97,10 @@ class GraphPredictionTask(ZooTask):
     mismatch_advice = (
         "To use the checkpoint's graph, classes and scaling, set data.from_checkpoint to the checkpoint file; to train "
         "on these anew, leave --ckpt_path out"
+    )
+    pretrained_advice = (
+        "To use its graph, classes and scaling, set data.from_checkpoint to it as well; to carry its weights over to "
+        "these, name by name, set model.on_mismatch to adapt"
     )
 
     def __init__(
@@ -105,14 +114,20 @@ class GraphPredictionTask(ZooTask):
         on_unseen_inputs: Literal["error", "allow"] = "error",
         chunk_size: int | None = None,
         class_weights: Literal["none", "balanced"] | Sequence[float] = "none",
+        renamed: dict[str, str] | None = None,
         lr: float = 3e-3,
         weight_decay: float = 0.05,
         beta2: float = 0.99,
         warmup: float = 0.1,
         min_lr: float = 0.0,
+        **start: Any,
     ) -> None:
-        super().__init__(lr, weight_decay, beta2, warmup, min_lr)
-        self.save_hyperparameters()
+        super().__init__(lr, weight_decay, beta2, warmup, min_lr, **start)
+        if renamed and not (start.get("pretrained") and start.get("on_mismatch") == "adapt"):
+            raise ZooError(
+                f"model.renamed: got {len(renamed)} names without weights to carry over; set model.pretrained, and "
+                "model.on_mismatch to adapt"
+            )
 
     def build(self, identity: Mapping[str, Any]) -> None:
         if identity.get("kind") != "table":
@@ -136,6 +151,23 @@ class GraphPredictionTask(ZooTask):
         n = len(self.names)
         self.scores = torch.nn.ModuleDict(
             {split: metrics_for(self.problem, n, f"{split}/") for split in ("val", "test")}
+        )
+
+    def depths(self) -> dict[str, int]:
+        return layer_depths(self.network, "layers", stem=("node_embedding", "value_scale", "value_shift"))
+
+    def heads(self) -> tuple[str, ...]:
+        return ("readout_weight", "readout_bias")
+
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+        readout = source.settings.get("readout", "outputs"), self.hparams["readout"]
+        return adapt_table(
+            self.network,
+            source.weights(),
+            source.identity,
+            self.data_identity,
+            readout,
+            self.hparams["renamed"] or {},
         )
 
     def _loss_weight(self, identity: Mapping[str, Any]) -> Tensor:

@@ -12,8 +12,10 @@ from torchmetrics.text import Perplexity
 
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
-from zoo.tasks.base import ZooTask
+from zoo.tasks.base import ZooTask, layer_depths
+from zoo.tasks.pretrained import Pretrained
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity
+from zoo.transfer import Fate, adapt_text
 
 
 class BitsPerByte(Metric):
@@ -88,6 +90,7 @@ class LanguageModelTask(ZooTask):
         top_p: for samples and predict: choose among the likeliest tokens with this much probability only.
         stop: for samples and predict: texts that end a continuation.
         sample_seed: for samples and predict: makes them repeatable.
+        start: pretrained, on_mismatch, train, layer_decay and compile, as of every task.
     """
 
     predictions_suffix: ClassVar[str] = ".jsonl"
@@ -101,6 +104,10 @@ class LanguageModelTask(ZooTask):
     mismatch_advice = (
         "To use this text with the checkpoint's vocabulary, set data.tokenizer to the checkpoint file; to train on it "
         "anew, leave --ckpt_path out"
+    )
+    pretrained_advice = (
+        "To use its vocabulary, set data.tokenizer to it as well; to carry its weights over to this one, token by "
+        "token, set model.on_mismatch to adapt"
     )
 
     def __init__(
@@ -139,9 +146,9 @@ class LanguageModelTask(ZooTask):
         top_p: float | None = 0.95,
         stop: Sequence[str] = (),
         sample_seed: int = 0,
+        **start: Any,
     ) -> None:
-        super().__init__(lr, weight_decay, beta2, warmup, min_lr)
-        self.save_hyperparameters()
+        super().__init__(lr, weight_decay, beta2, warmup, min_lr, **start)
         check_sampling(max_new_tokens, temperature, top_k, top_p)
         if any(not text for text in stop):
             raise ZooError("stop: got an empty text; every stop needs at least one character")
@@ -161,6 +168,18 @@ class LanguageModelTask(ZooTask):
         self.network = self._make_network(self.tokenizer.vocab_size)
         sizes = torch.tensor([len(piece) for piece in self.tokenizer.token_bytes])
         self.register_buffer("bytes_of_token", sizes, persistent=False)
+
+    def depths(self) -> dict[str, int]:
+        """A shared generator belongs to the stem, whose output it reads."""
+        return layer_depths(
+            self.network, "decoder.layers", stem=("embedding", "position_embedding", "decoder.shared_mlp")
+        )
+
+    def heads(self) -> tuple[str, ...]:
+        return ("embedding.",) if self.hparams["tie_embeddings"] else ("head.",)
+
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+        return adapt_text(self.network, source.weights(), tokenizer_from_identity(source.identity), self.tokenizer)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the next token at every position of tokens (B, T)."""

@@ -2,28 +2,25 @@
 
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import timm
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 from timm.data import Mixup, resolve_data_config
 from timm.models import group_parameters
-from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassF1Score
 
-from zoo.errors import CheckpointMismatchError, ZooError, listed
-from zoo.identity import read_checkpoint, read_claim
+from zoo.errors import ZooError, listed
 from zoo.shelf import resolve
 from zoo.tasks.base import ZooTask, plain
-from zoo.transfer import Fate, adapt_pictures, summary
+from zoo.tasks.pretrained import Pretrained
+from zoo.transfer import Fate, adapt_pictures
 
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
 _NOT_OPTIONS = {
@@ -62,13 +59,6 @@ class ImageClassificationTask(ZooTask):
         options: timm's arguments of that model, such as img_size, patch_size, embed_dim, depth, num_heads and
             drop_path_rate; for damcha_vit_* also use_M, use_mlp, share_mlp, mlp_hidden and the generator's. The
             pretrained model's are beneath them.
-        pretrained: weights to start from: a checkpoint file of this zoo, or the name of a timm model that has weights
-            to download.
-        on_mismatch: pretrained weights for other classes, channels, sizes or layers: error, or adapt: carry over what
-            fits, class by class and layer by layer by name, and print what became of the rest.
-        train: what to train: all, head (the classifier), or last_N (the last N blocks, last norm and head). The rest
-            stays as it is, without dropout.
-        layer_decay: factor of the learning rate from each block to the one before; 1 for none.
         label_smoothing: share of the target spread over all classes.
         mixup: alpha of Mixup; 0 for none.
         cutmix: alpha of CutMix; 0 for none. With both, each batch takes one of the two.
@@ -79,11 +69,12 @@ class ImageClassificationTask(ZooTask):
         beta2: AdamW's second decay rate.
         warmup: share of the run's steps in which the learning rate rises to lr; then it falls along a cosine.
         min_lr: share of lr that is left at the end.
+        start: pretrained (here also the name of a timm model that has weights to download), on_mismatch, train,
+            layer_decay and compile, as of every task.
     """
 
     network: Any  # of timm, which is untyped
     network_settings: ClassVar[tuple[str, ...]] = ("name", "options")
-    optimizer_settings: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta2", "layer_decay", "train")
     mismatch_advice = (
         "To read pictures as the checkpoint does, set data.from_checkpoint to the checkpoint file; to fine-tune it on "
         "these classes, set model.pretrained to the file and model.on_mismatch to adapt, and leave --ckpt_path out"
@@ -93,10 +84,6 @@ class ImageClassificationTask(ZooTask):
         self,
         name: str | None = None,
         options: dict[str, Any] | None = None,
-        pretrained: str | None = None,
-        on_mismatch: Literal["error", "adapt"] = "error",
-        train: str = "all",
-        layer_decay: float = 1.0,
         label_smoothing: float = 0.1,
         mixup: float = 0.0,
         cutmix: float = 0.0,
@@ -107,26 +94,20 @@ class ImageClassificationTask(ZooTask):
         beta2: float = 0.99,
         warmup: float = 0.1,
         min_lr: float = 0.0,
+        **start: Any,
     ) -> None:
-        super().__init__(lr, weight_decay, beta2, warmup, min_lr)
+        super().__init__(lr, weight_decay, beta2, warmup, min_lr, **start)
         for argument, value, good, rule in (
-            ("layer_decay", layer_decay, 0 < layer_decay <= 1, "must lie in (0, 1]"),
             ("label_smoothing", label_smoothing, 0 <= label_smoothing < 1, "must lie in [0, 1)"),
             ("mixup", mixup, 0 <= mixup < math.inf, "must be 0 or more"),
             ("cutmix", cutmix, 0 <= cutmix < math.inf, "must be 0 or more"),
             ("mix_prob", mix_prob, 0 <= mix_prob <= 1, "must lie in [0, 1]"),
             ("kl_weight", kl_weight, 0 <= kl_weight < math.inf, "must be 0 or more"),
-            ("on_mismatch", on_mismatch, on_mismatch in ("error", "adapt"), "must be error or adapt"),
-            (
-                "train",
-                train,
-                re.fullmatch(r"all|head|last_[1-9]\d*", str(train)),
-                "must be all, head, or last_N such as last_2",
-            ),
         ):
             if not good:
                 raise ZooError(f"model.{argument}: got {value!r}; {rule}")
         options = dict(options or {})
+        pretrained = self.hparams["pretrained"]
         source = None if pretrained is None or name is not None else _Pretrained.find(pretrained)
         if source is not None:
             name, options = source.name, source.options | options
@@ -142,11 +123,8 @@ class ImageClassificationTask(ZooTask):
         sides = size if isinstance(size, (list, tuple)) and len(size) == 2 else [size]
         if not all(isinstance(side, int) and side > 0 for side in sides):
             raise ZooError(f"model.options: got img_size {size!r}; must be a number of pixels above 0, or two of them")
-        self.save_hyperparameters()
+        self.save_hyperparameters("name", "options")
         self._source = source
-        self.fates: list[Fate] = []
-        self._started_from: str | None = None
-        self._not_started: ZooError | None = None
 
     # ------------------------------------------------------------------ the network
 
@@ -190,7 +168,6 @@ class ImageClassificationTask(ZooTask):
         if "img_size" in h["options"]:  # the data's size is what the network is made for
             height, width = identity["image_size"]
             h["options"]["img_size"] = height if height == width else [height, width]
-        self._freeze()
         self.mix: Mixup | None = None
         if h["mixup"] or h["cutmix"]:
             self.mix = Mixup(
@@ -215,119 +192,41 @@ class ImageClassificationTask(ZooTask):
         if shape != (1, len(self.classes)):
             raise ValueError(f"it answers with {shape}, not with a number for each of {len(self.classes)} classes")
 
-    def _freeze(self) -> None:
-        """Leave only what ``train`` says to the optimizer; frozen modules lose their dropout."""
-        train = self.hparams["train"]
-        if train == "all":
-            return
+    def depths(self) -> dict[str, int]:
         # timm numbers the blocks from the stem up; head and last norm come last
-        depth = group_parameters(self.network, self.network.group_matcher(coarse=False), reverse=True)
-        top = max(depth.values())
-        if train == "head":
-            heads = tuple(f"{head}." for head in self._heads())
-            trained = {name for name, _ in self.network.named_parameters() if name.startswith(heads)}
-            if not trained:
-                raise ZooError(f"model.train: got head; timm records none for {self.hparams['name']}, so give last_1")
-        else:
-            n = int(train.removeprefix("last_"))
-            blocks = top - 1
-            if n > blocks:
-                raise ZooError(
-                    f"model.train: got {train}; {self.hparams['name']} has {blocks} blocks, so give at most that"
-                )
-            trained = {name for name, level in depth.items() if level >= top - n}
-        for name, parameter in self.network.named_parameters():
-            parameter.requires_grad = name in trained
-        for module in self.network.modules():
-            parameters = list(module.parameters())
-            if parameters and not any(p.requires_grad for p in parameters):
-                module.eval()
-        for name, module in self.network.named_children():  # between the stem and the blocks, without weights
-            if name != "head_drop" and not list(module.parameters()):
-                module.eval()
+        return group_parameters(self.network, self.network.group_matcher(coarse=False), reverse=True)
 
-    def _heads(self) -> tuple[str, ...]:
-        """Names of the classifier's layers; a distilled model has two."""
+    def heads(self) -> tuple[str, ...]:
+        """Of the classifier's layers; a distilled model has two."""
         names = self.network.pretrained_cfg.get("classifier") or ()
-        return (names,) if isinstance(names, str) else tuple(names)
+        return tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))
 
-    def configure_model(self) -> None:
-        """Build the network from the data's identity, once, and start a new run from the pretrained weights."""
-        fresh = not self.is_built
-        super().configure_model()
-        trainer = self._trainer
-        if not (fresh and self.is_built and self.hparams["pretrained"] and trainer is not None):
-            return
-        if trainer.state.fn == "fit" and trainer.ckpt_path is None:
-            try:
-                self._start_from(self._source or _Pretrained.find(self.hparams["pretrained"]))
-            except ZooError as error:  # a run that goes on does without; fit(ckpt_path=...) is known only on loading it
-                self._not_started = error
+    def undecayed(self) -> set[str]:
+        return set(self.network.no_weight_decay()) if hasattr(self.network, "no_weight_decay") else set()
 
-    def _start_from(self, source: "_Pretrained") -> None:
-        state, self.fates = adapt_pictures(self.network, source.weights(), source.classes, self.classes, self._heads())
-        changed = [fate for fate in self.fates if fate.fate != "kept"]
-        if all(fate.fate in ("new", "dropped") for fate in self.fates):
-            raise CheckpointMismatchError(
-                f"model.pretrained: {source.given} has nothing that fits {self.hparams['name']} with these options; "
-                "leave model.name and model.options out to take its architecture"
-            )
-        if self.hparams["on_mismatch"] == "error" and changed:
-            found = "; ".join(f"{fate.tensor}: {fate.fate} ({fate.note})" for fate in changed[:3])
-            more = f"; and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise CheckpointMismatchError(
-                f"model.pretrained: {source.given} doesn't fit as it is: {found}{more}. To carry over what fits, set "
-                "model.on_mismatch to adapt"
-            )
-        self.network.load_state_dict(state)
-        self._started_from = source.given
+    @property
+    def network_name(self) -> str:
+        return self.hparams["name"]
 
-    def on_fit_start(self) -> None:
-        if self._not_started is not None:
-            raise self._not_started
-        if self._started_from is not None:
-            rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
-        if self.fates and self.trainer.is_global_zero:
-            for logger in self.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_text("pretrained", summary(self.fates))
+    def find_pretrained(self) -> Pretrained:
+        return self._source or _Pretrained.find(self.hparams["pretrained"])
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["zoo"]["transfer"] = [fate.plain() for fate in self.fates]
+    def _take_settings(self, source: Pretrained) -> None:
+        """Those left out were taken when the task was made."""
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        given, fitting = self.hparams["pretrained"], self._trainer is not None and self._trainer.state.fn == "fit"
-        if fitting and given is not None and given != read_claim(checkpoint, "file")["settings"].get("pretrained"):
-            raise ZooError(
-                f"model.pretrained: got {given} beside --ckpt_path. The one starts a new run from weights, the other "
-                "goes on with a run and its optimizer; leave one of them out"
-            )
-        super().on_load_checkpoint(checkpoint)
-        self._started_from = self._not_started = None
-        try:
-            self.fates = [Fate(**fate) for fate in checkpoint["zoo"].get("transfer", [])]
-        except TypeError:
-            raise ZooError(
-                "checkpoint: what it says of the weights it started from was altered; take another"
-            ) from None
+    def _other_data(self, source: Pretrained) -> list[str]:
+        return []  # what became of the tensors tells, for timm's weights too
+
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+        classes = source.identity.get("classes")
+        heads = [name.removesuffix(".") for name in self.heads()]
+        return adapt_pictures(self.network, source.weights(), classes, self.classes, heads)
 
     # ------------------------------------------------------------------ training
 
     def forward(self, image: Tensor) -> Tensor:
         """Logits: pictures (B, C, H, W) -> (B, classes)."""
         return self.network(image)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        skip = self.network.no_weight_decay() if hasattr(self.network, "no_weight_decay") else set()
-        groups = param_groups_layer_decay(
-            self.network, self.weight_decay, no_weight_decay_list=skip, layer_decay=self.hparams["layer_decay"]
-        )
-        merged: dict[tuple[float, float], list[nn.Parameter]] = {}  # timm has two groups a block, also where they agree
-        for group in groups:
-            key = self.lr * group["lr_scale"], group["weight_decay"]
-            merged.setdefault(key, []).extend(group["params"])
-        return [{"params": params, "lr": lr, "weight_decay": decay} for (lr, decay), params in merged.items()]
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
         image, target = batch["image"], batch["target"]
@@ -394,61 +293,47 @@ def _made_for(name: str) -> dict[str, Any]:
     return resolve_data_config({}, pretrained_cfg={} if cfg is None else cfg.to_dict())
 
 
-class _Pretrained:
+class _Pretrained(Pretrained):
     """Weights to start from: of a checkpoint of this zoo, or of timm."""
 
-    def __init__(self, given: str) -> None:
-        self.given = given
-        self.name = given
-        self.options: dict[str, Any] = {}
-        self.classes: list[str] | None = None
-        self.input_config: dict[str, Any] = {}
-        self._state: dict[str, Tensor] | None = None
+    @property
+    def name(self) -> str:
+        return self.settings.get("name", self.given)
 
-    @classmethod
-    def find(cls, given: str) -> "_Pretrained":
-        source, given = cls(given), resolve(given)
-        if Path(given).exists() or given.endswith(".ckpt"):
-            try:
-                source._read(given)
-            except ZooError as error:
-                raise type(error)(f"model.pretrained: {str(error).removeprefix('checkpoint: ')}") from None
-        elif not timm.is_model(given):
-            raise ZooError(
-                f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
-                "file, or one of timm.list_pretrained()"
-            )
-        elif given.split(".")[0] not in {name.split(".")[0] for name in timm.list_pretrained()}:
-            raise ZooError(
-                f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
-            )
-        else:
-            _check_name(given, "model.pretrained")
-            source.input_config = _made_for(given)
-        return source
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.settings.get("options", {}))
 
-    def _read(self, path: str) -> None:
-        checkpoint = read_checkpoint(path)
-        claim = read_claim(checkpoint, path)
-        here = f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}"
-        if claim["task"] != here:
-            raise CheckpointMismatchError(f"{path} is of {claim['task']}; this task needs one of {here}")
-        identity, settings = claim["identity"], claim["settings"]
-        self.name, self.options = settings["name"], dict(settings["options"])
-        self.classes = identity["classes"]
-        self.input_config = {
+    @property
+    def input_config(self) -> dict[str, Any]:
+        """What pictures the weights were made for."""
+        identity = self.identity
+        if not identity:
+            return _made_for(self.given)
+        return {
             "input_size": (identity["channels"], *identity["image_size"]),
             "mean": tuple(identity["mean"]),
             "std": tuple(identity["std"]),
             "interpolation": identity["interpolation"],
             "crop_pct": identity["crop"],
         }
-        start = "network."
-        self._state = {
-            name.removeprefix(start): tensor
-            for name, tensor in checkpoint["state_dict"].items()
-            if name.startswith(start)
-        }
+
+    @classmethod
+    def find(cls, given: str) -> "_Pretrained":
+        path = resolve(given)
+        if Path(path).exists() or path.endswith(".ckpt"):
+            return cls.read(given, f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}")
+        if not timm.is_model(given):
+            raise ZooError(
+                f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
+                "file, or one of timm.list_pretrained()"
+            )
+        if given.split(".")[0] not in {name.split(".")[0] for name in timm.list_pretrained()}:
+            raise ZooError(
+                f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
+            )
+        _check_name(given, "model.pretrained")
+        return cls(given, {}, {}, {})
 
     def weights(self) -> dict[str, Tensor]:
         """The state dict, downloaded if need be.
@@ -456,8 +341,8 @@ class _Pretrained:
         Raises:
             ZooError: if it can't be.
         """
-        if self._state is not None:
-            return self._state
+        if self.identity:
+            return self.state
         rank_zero_info(f"Fetching the weights of {self.given}")
         try:
             network = timm.create_model(self.given, pretrained=True)
