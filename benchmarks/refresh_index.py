@@ -47,8 +47,10 @@ def main() -> None:
         )
         entries.append(entry)
         print(f"{entry.name}: {entry.bytes:,} bytes, {entry.parameters:,} parameters, {[*entry.metrics]}")
-    text = json.dumps({"models": [entry.to_dict() for entry in entries]}, indent=2, ensure_ascii=False)
-    (shelf_folder() / "index.json").write_text(text + "\n", encoding="utf-8")
+    file = shelf_folder() / "index.json"
+    found = json.loads(file.read_text(encoding="utf-8")) | {"models": [entry.to_dict() for entry in entries]}
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

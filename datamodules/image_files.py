@@ -27,9 +27,9 @@ from torchvision.datasets import CIFAR10, CIFAR100, MNIST, FashionMNIST
 from tqdm import tqdm
 
 from datamodules.base import SPLITS
-from datamodules.text import default_cache
 from zoo.errors import ZooError, listed
 from zoo.identity import canonical_json
+from zoo.remote import default_cache
 
 SETS: dict[str, Any] = {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion_mnist": FashionMNIST}
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")

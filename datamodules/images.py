@@ -36,6 +36,7 @@ from datamodules.image_transforms import (
 from datamodules.loaders import ResumableLoader
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import read_checkpoint, read_claim
+from zoo.shelf import find_checkpoint
 
 _INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 
@@ -107,8 +108,9 @@ class ImageDataModule(ZooDataModule):
         on_bad_image: pictures of a folder that can't be read, all of which are found before the run: error, or skip.
         batch_size: pictures a batch.
         num_workers: loader processes; 0 loads in the main one.
-        from_checkpoint: a checkpoint file whose classes, channels, size and normalisation are used. Validation, test
-            and predict then use every picture of a folder the checkpoint wasn't trained on, or those in its test/.
+        from_checkpoint: a checkpoint (file, address or name of zoo list) whose classes, channels, size and
+            normalisation are used. Validation, test and predict then use every picture of a folder the checkpoint
+            wasn't trained on, or those in its test/.
 
     Raises:
         ZooError: for an argument out of range, here; for pictures that can't be fetched, found, read or split, in
@@ -474,6 +476,7 @@ class _Saved:
 
     @classmethod
     def read(cls, path: str) -> "_Saved":
+        path = find_checkpoint(path)
         claim = read_claim(read_checkpoint(path), path)
         identity = claim["identity"]
         if identity.get("kind") != "images":

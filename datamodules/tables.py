@@ -30,6 +30,7 @@ from datamodules.table_files import IN_MEMORY, Table, TableLike, read_edges, rea
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
 from zoo.identity import read_checkpoint, read_claim
+from zoo.shelf import find_checkpoint
 
 
 class TableRows(Dataset[dict[str, Any]]):
@@ -84,8 +85,9 @@ class GraphTableDataModule(ZooDataModule):
         batch_size: rows a batch.
         num_workers: loader processes; 0 loads in the main one, which is enough for a table in memory.
         predict_features: for predict: the table to use, in the same columns, label not needed. Left out: the test rows.
-        from_checkpoint: a checkpoint file whose graph, classes and scaling are used in place of edges and training
-            rows. Validation, test and predict then use every row of a table the checkpoint wasn't trained on.
+        from_checkpoint: a checkpoint (file, address or name of zoo list) whose graph, classes and scaling are used in
+            place of edges and training rows. Validation, test and predict then use every row of a table the checkpoint
+            wasn't trained on.
 
     Raises:
         ZooError: for an argument out of range, here; for a table, graph or label that can't be used, in ``setup``.
@@ -420,6 +422,7 @@ class _Saved:
 
     @classmethod
     def read(cls, path: str) -> "_Saved":
+        path = find_checkpoint(path)
         claim = read_claim(read_checkpoint(path), path)
         identity = claim["identity"]
         if identity.get("kind") != "table":

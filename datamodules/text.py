@@ -26,6 +26,8 @@ from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
 from zoo.errors import ZooError
 from zoo.identity import digest, read_checkpoint, read_claim
+from zoo.remote import default_cache
+from zoo.shelf import resolve
 from zoo.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_identity, train_bpe
 
 PLAIN = (".txt", ".md", ".py")
@@ -350,12 +352,6 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def default_cache() -> Path:
-    """``ZOO_CACHE``, or damcha-zoo in the user's cache folder."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("ZOO_CACHE") or base / "damcha-zoo")
-
-
 # ---------------------------------------------------------------------- what Lightning sees
 
 
@@ -384,7 +380,8 @@ class TextDataModule(ZooDataModule):
         path: a file, folder or glob (.txt, .md, .py; .jsonl and .csv with ``field``). Left out: the source of the
             running Python's standard library, tests excluded.
         field: the .jsonl field or .csv column that holds the text.
-        tokenizer: ``byte``, ``bpe`` (learned from the training split), or a checkpoint file, whose tokenizer is used.
+        tokenizer: ``byte``, ``bpe`` (learned from the training split), or a checkpoint (file, address or name of zoo
+            list), whose tokenizer is used.
         vocab_size: number of BPE tokens, at least 257.
         window: tokens a window.
         batch_size: windows a batch.
@@ -432,8 +429,12 @@ class TextDataModule(ZooDataModule):
                 raise ZooError(f"data.{name}: got {share}; must lie between 0 and 0.5")
         if num_workers < 0:
             raise ZooError(f"data.num_workers: got {num_workers}; must be 0 or more")
-        if tokenizer not in ("byte", "bpe") and not Path(tokenizer).is_file():
-            raise ZooError(f"data.tokenizer: got {tokenizer!r}; give byte, bpe or an existing checkpoint file")
+        checkpoint = tokenizer if tokenizer in ("byte", "bpe") else resolve(tokenizer)
+        if tokenizer not in ("byte", "bpe") and not Path(checkpoint).is_file():
+            raise ZooError(
+                f"data.tokenizer: got {tokenizer!r}; give byte, bpe or an existing checkpoint file, an address or a "
+                "name of zoo list"
+            )
         if tokenizer == "bpe" and vocab_size < 257:
             raise ZooError(f"data.vocab_size: got {vocab_size}; bpe needs at least 257, or set tokenizer: byte")
         self.save_hyperparameters()
@@ -441,7 +442,7 @@ class TextDataModule(ZooDataModule):
         self._folder: Path | None = None
         self._tokenizer: Tokenizer | None = None
         if tokenizer not in ("byte", "bpe"):
-            claim = read_claim(read_checkpoint(tokenizer), tokenizer)
+            claim = read_claim(read_checkpoint(checkpoint), checkpoint)
             self._tokenizer = tokenizer_from_identity(claim["identity"])
 
     @staticmethod

@@ -12,12 +12,14 @@ import zoo
 from tests.cli.test_lightning import QUIET, refused
 from zoo.catalogue import check_metrics, list_models, load_pretrained, verify
 from zoo.cli import zoo_main
+from zoo.configs import find_config
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import read_checkpoint, read_claim
 from zoo.shelf import check_file, entry_of, read_index, resolve
 from zoo.tasks import ImageClassificationTask, LanguageModelTask
 
 REAL = Path(__file__).parents[1] / "checkpoints"
+CONFIGS = REAL.parent / "configs"
 
 
 def record(path: Path, **changes):
@@ -100,6 +102,12 @@ def test_a_name_is_as_good_as_its_file(shelve, lightning, capsys):
     assert capsys.readouterr().out.startswith("def ")
     lightning("test", "--ckpt_path", "tiny", *QUIET)
     assert "test/bits_per_byte" in capsys.readouterr().out
+
+
+def test_a_folder_called_like_a_model_does_not_hide_it(shelve, monkeypatch):
+    file = shelve()
+    monkeypatch.chdir(file.parents[1])
+    assert resolve("tiny") == str(file)
 
 
 def test_create_model_gives_the_bare_network_with_or_without_its_weights(shelve):
@@ -219,6 +227,7 @@ def test_list_show_and_verify_say_what_there_is(shelve, capsys):
         ([], "give names, or --all"),
         (["tiny", "--all"], "give names, or --all"),
         (["x.ckpt"], "there is no file x.ckpt"),
+        (["shelf/tiny"], "shelf/tiny is a folder; name the .ckpt file in it"),
     ],
 )
 def test_verify_refuses_what_it_cannot_check(given, message, shelve, capsys):
@@ -227,3 +236,58 @@ def test_verify_refuses_what_it_cannot_check(given, message, shelve, capsys):
         zoo_main(["verify", *given])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- configs by name
+
+
+def test_config_lists_what_ships_with_what_it_is(capsys):
+    zoo_main(["config"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(list(CONFIGS.glob("*/*.yaml")))
+    assert any(line.startswith("vit/digits_damcha ") and "handwritten digits" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["lm/stdlib_damcha", "stdlib_damcha", "configs/lm/stdlib_damcha.yaml"])
+def test_config_prints_the_file(name, capsys):
+    zoo_main(["config", name])
+    assert capsys.readouterr().out == (CONFIGS / "lm" / "stdlib_damcha.yaml").read_text()
+
+
+def test_config_of_a_trained_model_is_what_it_was_made_with(shelve, capsys):
+    file = shelve()
+    file.with_name("config.yaml").write_text("# made with\nseed_everything: 3\n")
+    zoo_main(["config", "tiny"])
+    assert capsys.readouterr().out == "# made with\nseed_everything: 3\n"
+
+
+@pytest.mark.parametrize("name", sorted(entry.config for entry in read_index(REAL).values()))
+def test_config_of_a_model_that_ships_can_be_trained_again(name, lightning, capsys):
+    with pytest.raises(SystemExit) as ended:
+        lightning("fit", "--config", REAL / name, "--print_config")
+    assert ended.value.code == 0
+    assert "class_path: zoo.tasks." in capsys.readouterr().out
+
+
+def test_config_names_files_beside_it_so_that_they_are_found(capsys, tmp_path, monkeypatch):
+    zoo_main(["config", "pbmc"])
+    printed = capsys.readouterr()
+    assert f"edges: {CONFIGS / 'graph' / 'pbmc_edges.csv'}\n" in printed.out
+    assert "copy it to change it" in printed.err
+    monkeypatch.chdir(CONFIGS.parent)
+    zoo_main(["config", "pbmc"])
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ((CONFIGS / "graph" / "pbmc.yaml").read_text(), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digit_damcha", "name: got 'digit_damcha', which is no config .* do you mean vit/digits_damcha"),
+        ("vit/digits_damhca", "do you mean vit/digits_damcha"),
+        ("qqqqqqqq", "no config and no trained model; zoo config lists the configs"),
+    ],
+)
+def test_unknown_configs_are_answered_with_near_ones(name, message):
+    with pytest.raises(ZooError, match=message):
+        find_config(name)

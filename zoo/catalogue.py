@@ -1,7 +1,6 @@
 """Trained models by name: list them, load them, check them."""
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,7 +8,7 @@ from torch import nn
 
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import read_checkpoint, read_claim
-from zoo.shelf import Entry, check_file, entry_of, read_index, resolve
+from zoo.shelf import Entry, check_file, entry_of, find_checkpoint, read_index
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
 
 TASKS: dict[str, type[ZooTask]] = {
@@ -38,14 +37,13 @@ def load_pretrained(name_or_path: str) -> ZooTask:
     """The task of a trained model, in eval mode on the CPU.
 
     Args:
-        name_or_path: a name on the shelf, whose file is then checked against the index, or a checkpoint file.
+        name_or_path: a name on the shelf, whose file is then checked against the index, a checkpoint file, or the
+            address of one.
 
     Raises:
         ZooError: if there is none, or its file isn't what it should be.
     """
-    path = resolve(str(name_or_path))
-    if path == str(name_or_path) and not Path(path).exists() and not Path(path).suffix:
-        entry_of(path)  # names what there is
+    path = find_checkpoint(str(name_or_path))
     checkpoint = read_checkpoint(path)
     claim = read_claim(checkpoint, path)
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in TASKS.values()}
@@ -106,11 +104,12 @@ def verify(entry: Entry) -> list[str]:
 
 
 def verify_file(path: str) -> list[str]:
-    """Check any checkpoint file: whole, nothing but plain types and tensors, identity and digest agree, loads.
+    """Check any checkpoint: whole, nothing but plain types and tensors, identity and digest agree, loads.
 
     Raises:
         ZooError: naming what is wrong.
     """
+    path = find_checkpoint(path)
     claim = read_claim(read_checkpoint(path), path)
     task = load_pretrained(path)
     n = sum(p.numel() for p in task.parameters())

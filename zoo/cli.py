@@ -73,6 +73,9 @@ def zoo_main(args: Sequence[str] | None = None) -> None:
     _add_list(commands)
     _add_show(commands)
     _add_verify(commands)
+    _add_export(commands)
+    _add_import(commands)
+    _add_config(commands)
     chosen = parser.parse_args(args)
     _one_line(lambda: chosen.run(chosen))
 
@@ -224,13 +227,11 @@ def _add_show(commands: Any) -> None:
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    from zoo.shelf import entry_of
+    from zoo.shelf import companion, entry_of, whereabouts
 
     entry = entry_of(chosen.name)
-    if not entry.card.is_file():
-        raise ZooError(f"{entry.name}: there is no card {entry.card}; take the shelf anew")
-    print(entry.card.read_text(encoding="utf-8").rstrip())
-    print(f"\nFile: {entry.path} ({entry.bytes / 1e6:.1f} MB, SHA-256 {entry.sha256})")
+    print(companion(entry, entry.card).read_text(encoding="utf-8").rstrip())
+    print(f"\nFile: {whereabouts(entry)} ({entry.bytes / 1e6:.1f} MB, SHA-256 {entry.sha256})")
 
 
 def _add_verify(commands: Any) -> None:
@@ -240,7 +241,7 @@ def _add_verify(commands: Any) -> None:
         description="Check that a trained model is what the index says: its file's SHA-256, the identity of its data, "
         "and that it loads. A checkpoint file that isn't on the shelf is checked against itself.",
     )
-    verify.add_argument("names", nargs="*", metavar="NAME|FILE", help="names, see zoo list, or checkpoint files")
+    verify.add_argument("names", nargs="*", metavar="NAME|FILE|ADDRESS", help="names, see zoo list, or checkpoints")
     verify.add_argument("--all", action="store_true", help="every model on the shelf")
     verify.add_argument("--metrics", action="store_true", help="also measure the test figures again; takes minutes")
     verify.set_defaults(run=_verify)
@@ -249,12 +250,13 @@ def _add_verify(commands: Any) -> None:
 def _verify(chosen: argparse.Namespace) -> None:
     from zoo.catalogue import check_metrics, verify, verify_file
     from zoo.lightning_cli import quiet_advertisements
+    from zoo.remote import is_address
     from zoo.shelf import entry_of, read_index
 
     if chosen.all == bool(chosen.names):
         raise ZooError("verify: give names, or --all")
     for name in read_index() if chosen.all else chosen.names:
-        if Path(name).suffix or Path(name).exists():
+        if is_address(name) or Path(name).suffix or os.sep in name or Path(name).is_file():
             if chosen.metrics:
                 raise ZooError(f"--metrics: {name} is a file, and only the index has figures to compare; give a name")
             print(f"{name}: {', '.join(verify_file(name))}")
@@ -265,6 +267,81 @@ def _verify(chosen: argparse.Namespace) -> None:
             quiet_advertisements()
             checked += check_metrics(entry)
         print(f"{name}: {', '.join(checked)}", flush=True)
+
+
+def _add_config(commands: Any) -> None:
+    config = commands.add_parser(
+        "config",
+        help="print a config to start from",
+        description="Print a config that ships, or the one that a trained model was made with: zoo config NAME > "
+        "mine.yaml, then lightning fit --config mine.yaml. Without a name, list them.",
+    )
+    config.add_argument("name", nargs="?", metavar="NAME", help="of this list, or of zoo list")
+    config.set_defaults(run=_config)
+
+
+def _config(chosen: argparse.Namespace) -> None:
+    from zoo.configs import config_files, find_config, read_config, summary
+
+    if chosen.name is not None:
+        sys.stdout.write(read_config(find_config(chosen.name)))
+        return
+    files = config_files()
+    width = max(map(len, files), default=0)
+    for name, file in files.items():
+        print(f"{name:{width}}  {summary(file)}")
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a trained model in another format",
+        description="Write a trained model in another format, and check that what was written is the same model.",
+    )
+    export.add_argument("name", metavar="NAME|FILE|ADDRESS", help="a name, see zoo list, or a checkpoint")
+    export.add_argument(
+        "--to",
+        required=True,
+        metavar="FORMAT",
+        help="safetensors, onnx, torch-export, hub-folder (model.safetensors, config.json and README.md as the Hugging "
+        "Face hub and timm read them), or checkpoint (weights alone, adapters merged)",
+    )
+    export.add_argument("--out", required=True, metavar="PATH", help="file or folder to write")
+    export.add_argument("--overwrite", action="store_true", help="replace it if it is there")
+    export.set_defaults(run=_export)
+
+
+def _export(chosen: argparse.Namespace) -> None:
+    from zoo.exchange import export_model
+
+    done = export_model(chosen.name, chosen.to, chosen.out, chosen.overwrite)
+    print(f"{chosen.out}: {', '.join(done)}")
+
+
+def _add_import(commands: Any) -> None:
+    importing = commands.add_parser(
+        "import",
+        help="make a checkpoint from weights in another file",
+        description="Make a checkpoint from weights in another file: a .safetensors file, a folder of zoo export --to "
+        "hub-folder, or a file of torch.save with a state dict. What zoo export wrote says itself what it is; of "
+        "other weights, --like or --config says it.",
+    )
+    importing.add_argument("weights", metavar="WEIGHTS", help="the file or folder")
+    importing.add_argument("--out", required=True, metavar="FILE.ckpt", help="checkpoint to write")
+    importing.add_argument("--like", metavar="NAME|FILE", help="a checkpoint whose weights these replace")
+    importing.add_argument("--config", metavar="CONFIG.yaml", help="model and data, as lightning fit takes it")
+    importing.add_argument("--overwrite", action="store_true", help="replace it if it is there")
+    importing.set_defaults(run=_import)
+
+
+def _import(chosen: argparse.Namespace) -> None:
+    from zoo.exchange import import_weights
+    from zoo.lightning_cli import quiet_advertisements, read_classes
+
+    quiet_advertisements()
+    made_for = None if chosen.config is None else read_classes(chosen.config)
+    done = import_weights(chosen.weights, chosen.out, chosen.like, made_for, chosen.overwrite)
+    print(f"{chosen.out}: {', '.join(done)}")
 
 
 def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:

@@ -36,6 +36,7 @@ from zoo.errors import ZooError
 from zoo.models.vision_transformer import MetricAttention, VisionTransformer
 
 NAME = "damcha_vit_tiny_patch4_32"
+CLASSES = {NAME: 10}  # of the preset with weights
 TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
 INDEPENDENT = {"share_mlp": False}
 STATIC = {"use_mlp": False}
@@ -122,16 +123,16 @@ def test_importing_zoo_registers_the_five_models():
     assert sorted(found.stdout.split()) == sorted(SIZES)
 
 
-def test_registry_has_the_five_models_and_no_weights():
+def test_registry_has_the_five_models_and_weights_of_one():
     assert sorted(timm.list_models("damcha*")) == sorted(SIZES)
     assert all(timm.is_model(name) for name in SIZES)
-    assert timm.list_models("damcha*", pretrained=True) == []
+    assert timm.list_models("damcha*", pretrained=True) == [NAME]
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_preset_has_its_size(name):
     D, heads, depth, patch, pixels, twin_name = SIZES[name]
-    model = timm.create_model(name, device="meta")
+    model = timm.create_model(name, num_classes=1000, device="meta")
     assert isinstance(model, VisionTransformer)
     assert (model.embed_dim, len(model.blocks), model.num_features) == (D, depth, D)
     assert {block.attn.n_heads for block in model.blocks} == {heads}
@@ -149,9 +150,10 @@ def test_preset_has_its_size(name):
 def test_default_config_describes_the_model(name):
     pixels = SIZES[name][4]
     config = timm.get_pretrained_cfg(name)
-    assert (config.input_size, config.num_classes, config.fixed_input_size) == ((3, pixels, pixels), 1000, True)
+    classes = CLASSES.get(name, 1000)
+    assert (config.input_size, config.num_classes, config.fixed_input_size) == ((3, pixels, pixels), classes, True)
     assert config.architecture == name
-    assert not config.has_weights
+    assert bool(config.has_weights) == (name in CLASSES)
     model = timm.create_model(name, device="meta")
     assert isinstance(model.get_submodule(config.first_conv), torch.nn.Conv2d)
     assert model.get_submodule(config.classifier) is model.get_classifier()
@@ -169,8 +171,9 @@ def test_factory_passes_timms_arguments_on(kind):
 
 
 def test_pretrained_without_weights_is_a_clear_error():
-    with pytest.raises(RuntimeError, match=f"No pretrained weights exist for {NAME}"):
-        timm.create_model(NAME, pretrained=True)
+    name = "damcha_vit_tiny_patch16_224"
+    with pytest.raises(RuntimeError, match=f"No pretrained weights exist for {name}"):
+        timm.create_model(name, pretrained=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ from timm.models import (
     build_model_with_cfg,
     checkpoint,
     generate_default_cfgs,
+    load_pretrained,
     register_model,
     register_notrace_module,
 )
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from zoo.attention import GeneratorOptions, MBasedAttention, StructuredMLPForM, check_mode
 from zoo.attention.metric import check_dropout
-from zoo.errors import ZooError
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 
 
 @torch.fx.wrap  # these two look at shapes, so torch.fx takes them whole
@@ -341,6 +342,57 @@ class VisionTransformer(timm_vit.VisionTransformer):
         generators = [m for m in self.modules() if isinstance(m, StructuredMLPForM)]
         return sum((g.get_kl_divergence() for g in generators), start=next(self.parameters()).new_zeros(()))
 
+    def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
+        """Load what ``pretrained_cfg`` names as ``file``; timm calls it where that is ``custom_load``.
+
+        Classifier, first convolution and position embedding are adapted as timm does for weights of its own.
+
+        Args:
+            checkpoint_path: a vision checkpoint of this zoo, a name on its shelf, a file or an address; or Google's
+                .npz, for use_M False.
+            prefix: of the names in a .npz file.
+
+        Raises:
+            ZooError: if there is none, its file isn't what it should be, or it is for other options than these.
+        """
+        if checkpoint_path.endswith(".npz"):
+            super().load_pretrained(checkpoint_path, prefix)
+            return
+        from zoo.identity import read_checkpoint, read_claim  # here, as importing the models needs neither
+        from zoo.shelf import find_checkpoint
+
+        path = find_checkpoint(checkpoint_path)
+        checkpoint = read_checkpoint(path)
+        identity = read_claim(checkpoint, path)["identity"]
+        if identity.get("kind") != "images":
+            kind = identity.get("kind")
+            raise ZooError(f"pretrained: {checkpoint_path} was made for {kind}; name a vision checkpoint")
+
+        def fitting(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+            tensors = _filter(state, model)
+            self._check_fit(checkpoint_path, tensors)
+            return tensors
+
+        cfg = {
+            "state_dict": checkpoint["state_dict"],
+            "num_classes": len(identity["classes"]),
+            "input_size": (identity["channels"], *identity["image_size"]),
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        }
+        load_pretrained(self, cfg, self.num_classes, self.patch_embed.proj.in_channels, filter_fn=fitting)
+
+    def _check_fit(self, given: str, tensors: dict[str, Tensor]) -> None:
+        """Names and shapes of all but what timm adapts, so that nothing is loaded in part."""
+        adapted = ("head.", "patch_embed.proj.weight")
+        here = {name: tensor.shape for name, tensor in self.state_dict().items() if not name.startswith(adapted)}
+        there = {name: tensor.shape for name, tensor in tensors.items() if not name.startswith(adapted)}
+        if wrong := sorted(name for name in {*here, *there} if here.get(name) != there.get(name)):
+            raise CheckpointMismatchError(
+                f"pretrained: the weights of {given} are for other options than these ({listed(wrong)} differ); leave "
+                "out what changes the network, or set pretrained to False"
+            )
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """timm's groups of parameters by depth; a shared generator belongs to the stem, whose output it reads."""
         groups: dict[str, Any] = super().group_matcher(coarse)
@@ -374,9 +426,26 @@ default_cfgs = generate_default_cfgs(
         "damcha_vit_small_patch16_224": _cfg(224),
         "damcha_vit_base_patch16_224": _cfg(224),
         "damcha_vit_large_patch16_224": _cfg(224),
-        "damcha_vit_tiny_patch4_32": _cfg(32, crop_pct=1.0),
+        "damcha_vit_tiny_patch4_32": _cfg(
+            32,
+            crop_pct=1.0,
+            file="digits_damcha_tiny",  # on the shelf, looked up when it is loaded
+            custom_load=True,
+            num_classes=10,
+            label_names=tuple("0123456789"),
+            description="scikit-learn's handwritten digits, enlarged to 32 x 32",
+        ),
     }
 )
+
+
+def _filter(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights of this zoo's checkpoints, or of timm's formats, by timm's names."""
+    start = "network."
+    own = {name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)}
+    own = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in own.items()}
+    filtered: dict[str, Tensor] = timm_vit.checkpoint_filter_fn(own or state, model)
+    return filtered
 
 
 def _create(variant: str, pretrained: bool, preset: dict[str, Any], given: dict[str, Any]) -> VisionTransformer:
@@ -385,7 +454,7 @@ def _create(variant: str, pretrained: bool, preset: dict[str, Any], given: dict[
         VisionTransformer,
         variant,
         pretrained,
-        pretrained_filter_fn=timm_vit.checkpoint_filter_fn,
+        pretrained_filter_fn=_filter,
         feature_cfg={"out_indices": settings.pop("out_indices", 3), "feature_cls": "getter"},
         **settings,
     )
