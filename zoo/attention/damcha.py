@@ -227,8 +227,9 @@ class MBasedAttention(nn.Module):
             k, v, keys_real = cache.append(k, v, padding_mask)
 
         if attn_mask is None and keys_real is None and not need_weights and (k.shape[2] == T or T == 1):
+            causal = is_causal and bool(k.shape[2] == T)  # else the one query sees all keys
             mix = F.scaled_dot_product_attention(
-                q, k, v, dropout_p=self._dropout_p, is_causal=is_causal and T > 1, scale=1 / math.sqrt(self.head_dim)
+                q, k, v, dropout_p=self._dropout_p, is_causal=causal, scale=1 / math.sqrt(self.head_dim)
             )
             return self.out_proj(self._merge(mix)), None
 
@@ -290,7 +291,7 @@ class MBasedAttention(nn.Module):
             generator = self.metric_generator
             bias = None if generator is None else generator.layer_bias_metrics(self.layer_idx)
             return (q if bias is None else q + k @ bias), k
-        if m.shape == (B, H, dh, dh):
+        if m.dim() == 4 and m.shape == (B, H, dh, dh):
             return k @ m, k
         if m.shape != (B, T, H, dh, dh):
             raise ZooError(

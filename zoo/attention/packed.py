@@ -370,6 +370,8 @@ class PackedMultiheadAttention(nn.Module):
         Made at the first use on a device, and again when the buffers hold something else.
         """
         source, target = self.source_index, self.target_index
+        if torch.compiler.is_compiling():  # values aren't known then, and any order is right
+            return _SortedEdges(source, target, order=torch.arange(self.nnz, device=source.device))
         versions = (_version(source), _version(target))
         if self._sorted is not None:
             old_source, old_target, old_versions, edges = self._sorted

@@ -163,10 +163,10 @@ class GraphTokenModel(nn.Module):
         missing = values.isnan()
         v = values.masked_fill(missing, 0).to(self.node_embedding.dtype).unsqueeze(-1)  # (B, inputs, 1)
         measured = v * self.value_scale + self.value_shift * ~missing.unsqueeze(-1)  # (B, inputs, E)
-        x = self.node_embedding.expand(len(values), -1, -1).index_add(1, self.input_index, measured)
+        x = self.node_embedding.expand(values.shape[0], -1, -1).index_add(1, self.input_index, measured)
         hidden_keys = None
-        if bool(missing.any()):
-            hidden_keys = missing.new_zeros(len(values), len(self.spec.nodes))
+        if torch.compiler.is_compiling() or bool(missing.any()):  # a traced program can't branch on values
+            hidden_keys = missing.new_zeros(values.shape[0], len(self.spec.nodes))
             hidden_keys[:, self.input_index] = missing
         return x, hidden_keys
 
