@@ -165,6 +165,28 @@ def test_weights_to_start_from_and_a_run_to_go_on_with_exclude_each_other(traine
         fit(task, text(corpus), ckpt_path=str(trained), steps=6)
 
 
+def test_a_run_that_started_from_weights_goes_on_without_them(trained, corpus, lightning, tmp_path, monkeypatch):
+    """With a config that leaves the network's settings to the weights, which are gone by then."""
+    weights = tmp_path / "weights.ckpt"
+    weights.write_bytes(trained.read_bytes())
+    arguments = (
+        *("fit", "--model", "zoo.tasks.LanguageModelTask", "--model.pretrained", weights, "--data.class_path"),
+        *("datamodules.TextDataModule", "--data.path", corpus, "--data.tokenizer", weights, "--data.window", 16),
+        *("--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", 1, "--trainer.max_epochs", 1),
+        *("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.save_last", "true"),
+        *("--trainer.callbacks.every_n_train_steps", 1),
+    )
+    lightning(*arguments, "--trainer.max_steps", 2)
+    last = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+    assert read_checkpoint(last)["zoo"]["settings"]["d_model"] == 16
+    tokenizer = arguments.index("--data.tokenizer") + 1
+    arguments = (*arguments[:tokenizer], last, *arguments[tokenizer + 1 :])
+    weights.unlink()
+    lightning(*arguments, "--trainer.max_steps", 4, "--ckpt_path", last)
+    newest = max(tmp_path.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    assert read_checkpoint(newest)["global_step"] == 4
+
+
 # ---------------------------------------------------------------------- what is trained
 
 

@@ -240,10 +240,13 @@ class ZooTask(pl.LightningModule, ABC):
             self._identity = datamodule.identity()
         source = None
         fitting = trainer is not None and trainer.state.fn == "fit"
-        if self.hparams["pretrained"] and fitting and self.goes_on_from is None:
+        if self.hparams["pretrained"] and self.goes_on_from is not None:
+            claim = read_claim(read_checkpoint(self.goes_on_from), self.goes_on_from)
+            self._take_settings(claim["settings"])  # on_load_checkpoint compares the others
+        elif self.hparams["pretrained"] and fitting:
             try:
                 source = self.find_pretrained()
-                self._take_settings(source)
+                self._check_settings(source, self._take_settings(source.settings))
             except ZooError as error:  # a run that goes on does without; fit(ckpt_path=...) is known only on loading it
                 self._not_started = error
         self.build(self._identity)
@@ -266,19 +269,20 @@ class ZooTask(pl.LightningModule, ABC):
         """
         return Pretrained.read(self.hparams["pretrained"], f"{type(self).__module__}.{type(self).__qualname__}")
 
-    def _take_settings(self, source: Pretrained) -> None:
-        """Settings of the network that were left at their defaults become the pretrained model's."""
+    def _take_settings(self, theirs: Mapping[str, Any]) -> list[str]:
+        """Settings of the network that were left at their defaults become ``theirs``; returns where others differ."""
         defaults = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
         other = []
         for name in self.network_settings:
             default, mine = plain(defaults[name]), plain(self.hparams[name])
-            theirs = source.settings.get(name, default)
-            if mine == theirs:
-                continue
+            wanted = theirs.get(name, default)
             if mine == default:
-                self.hparams[name] = theirs
-            else:
-                other.append(f"model.{name} is {mine} here, {theirs} there")
+                self.hparams[name] = wanted
+            elif mine != wanted:
+                other.append(f"model.{name} is {mine} here, {wanted} there")
+        return other
+
+    def _check_settings(self, source: Pretrained, other: list[str]) -> None:
         if other and self.hparams["on_mismatch"] == "error":
             raise CheckpointMismatchError(
                 f"model.pretrained: {source.given} is another network: {'; '.join(other)}. Leave these settings out, "
@@ -373,10 +377,9 @@ class ZooTask(pl.LightningModule, ABC):
         if self._started_from is not None:
             rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
         if self._adapter is not None:
-            n, trained = (
-                sum(p.numel() for p in self.network.parameters() if p.requires_grad or every) for every in (1, 0)
-            )
-            rank_zero_info(f"LoRA: {trained:,} of {n:,} parameters are trained")
+            sizes = [(p.numel(), p.requires_grad) for p in self.network.parameters()]
+            trained = sum(n for n, is_trained in sizes if is_trained)
+            rank_zero_info(f"LoRA: {trained:,} of {sum(n for n, _ in sizes):,} parameters are trained")
         if self.fates and self.trainer.is_global_zero:
             for logger in self.loggers:
                 if isinstance(logger, TensorBoardLogger):

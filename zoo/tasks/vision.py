@@ -211,8 +211,8 @@ class ImageClassificationTask(ZooTask):
     def find_pretrained(self) -> Pretrained:
         return self._source or _Pretrained.find(self.hparams["pretrained"])
 
-    def _take_settings(self, source: Pretrained) -> None:
-        """Those left out were taken when the task was made."""
+    def _take_settings(self, theirs: Mapping[str, Any]) -> list[str]:
+        return []  # those left out were taken when the task was made
 
     def _other_data(self, source: Pretrained) -> list[str]:
         return []  # what became of the tensors tells, for timm's weights too
