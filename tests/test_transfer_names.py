@@ -217,6 +217,7 @@ def test_another_question_gets_a_new_readout(other):
         ({"q": "a"}, "got 'q', which is no node, class or target here"),
         ({"a": "q"}, "got 'q', which is no node, class or target in the pretrained model"),
         ({"a": "b", "c": "b"}, "two names stand for the same one"),
+        ({"a": "b"}, "two names stand for the same one"),
     ],
 )
 def test_names_that_are_nowhere_are_refused(renamed, message):

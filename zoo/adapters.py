@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from zoo.attention import StructuredMLPForM
 from zoo.errors import ZooError
@@ -59,9 +59,3 @@ def merge_lora(network: nn.Module) -> None:
             module.merge()
             parent, _, child = name.rpartition(".")
             setattr(network.get_submodule(parent), child, module.get_base_layer())
-
-
-def with_base(saved: Mapping[str, Any], own: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Any]:
-    """An adapter's tensors completed by those of its base, under the names of ``own``."""
-    missing = {name: base[plain] for name in own if name not in saved and (plain := name.replace(BASE, ".")) in base}
-    return {**missing, **saved}

@@ -6,10 +6,11 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import nn
 
-from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import read_checkpoint, read_claim
 from zoo.shelf import Entry, check_file, entry_of, find_checkpoint, read_index
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
+from zoo.tasks.pretrained import not_finite
 
 TASKS: dict[str, type[ZooTask]] = {
     "language": LanguageModelTask,
@@ -49,9 +50,15 @@ def load_pretrained(name_or_path: str) -> ZooTask:
     kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in TASKS.values()}
     if claim["task"] not in kinds:
         raise ZooError(f"checkpoint: {path} was made by {claim['task']}, which is no task of this zoo; use one that is")
-    task = kinds[claim["task"]](**claim["settings"])
+    try:
+        task = kinds[claim["task"]](**claim["settings"])
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ZooError(f"checkpoint: {path}: its settings make no sense ({reason}); take another copy") from None
     task.on_load_checkpoint(checkpoint)
     task.load_state_dict(checkpoint["state_dict"])
+    if wrong := not_finite(task.state_dict()):
+        raise ZooError(f"checkpoint: {path} has numbers in {listed(wrong)} that aren't finite; take another")
     return task.eval()
 
 

@@ -133,6 +133,8 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
         raise ZooError(f"checkpoint: {path}: its data identity doesn't match its digest; the file was altered")
     tensors = checkpoint.get("state_dict")
     whole = isinstance(claim.get("task"), str) and isinstance(claim.get("settings"), dict) and "data" in claim
+    data = claim.get("data")
+    whole = whole and (data is None or (isinstance(data, dict) and {"class_path", "init_args"} <= set(data)))
     if not whole or not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
         raise ZooError(f"checkpoint: {path} lacks its task, settings, data or tensors; the file was altered")
     return claim

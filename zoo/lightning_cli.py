@@ -131,6 +131,12 @@ class ZooCLI(LightningCLI):
                 self.config = parser.parse_args([given[0], "--config", base, *given[1:]])
                 return
         super().parse_arguments(parser, args)
+        if isinstance(given, list) and given and _option(given, "--ckpt_path") == "last":
+            config = self.config[given[0]]
+            model = checkpoint_config(str(_newest(config)))["model"]  # beneath what the config says, as for a file
+            if model["class_path"] == config.model.class_path:
+                base = json.dumps({"model": model})
+                self.config = parser.parse_args([given[0], "--config", base, *given[1:]])
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let the checkpoint's settings override the user's; ``checkpoint_config`` is beneath them."""
@@ -158,23 +164,11 @@ class ZooCLI(LightningCLI):
 
     def _find_last(self, config: Any) -> None:
         """Turn ``last`` into the newest last.ckpt of this config's runs, and go on in that run's folder."""
+        newest = _newest(config)
+        config.ckpt_path = str(newest)
         logger = config.trainer.logger
-        if hasattr(logger, "init_args") and logger.init_args.get("save_dir"):
-            runs = Path(logger.init_args.save_dir) / (logger.init_args.get("name") or "")
-        else:
-            runs = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
-        found = sorted(runs.glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
-        while found and not zipfile.is_zipfile(found[-1]) and len(found) > 1:
-            found.pop()  # cut short by another program: the one before will do
-        if not found:
-            raise ZooError(
-                f"--ckpt_path: got last, but no run under {runs} has a last.ckpt; start one without --ckpt_path, or "
-                "name a checkpoint file"
-            )
-        read_claim(read_checkpoint(found[-1]), found[-1])
-        config.ckpt_path = str(found[-1])
         if self.subcommand == "fit" and hasattr(logger, "init_args"):
-            logger.init_args.version = found[-1].parent.parent.name
+            logger.init_args.version = newest.parent.parent.name
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
@@ -209,6 +203,28 @@ class ZooCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 print(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
+
+
+def _newest(config: Any) -> Path:
+    """The newest last.ckpt of a config's runs.
+
+    Raises:
+        ZooError: if there is none.
+    """
+    logger = config.trainer.logger
+    if hasattr(logger, "init_args") and logger.init_args.get("save_dir"):
+        runs = Path(logger.init_args.save_dir) / (logger.init_args.get("name") or "")
+    else:
+        runs = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
+    found = sorted(runs.glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    while found and not zipfile.is_zipfile(found[-1]) and len(found) > 1:
+        found.pop()  # cut short by another program: the one before will do
+    if not found:
+        raise ZooError(
+            f"--ckpt_path: got last, but no run under {runs} has a last.ckpt; start one without --ckpt_path, or name a "
+            "checkpoint file"
+        )
+    return found[-1]
 
 
 class _ClassesOnly(ZooCLI):

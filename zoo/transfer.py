@@ -138,7 +138,12 @@ def adapt_text(
     positions = "position_embedding.weight"
     if positions in own and positions in saved:
         axes[positions] = [Axis(0, "positions", range(len(own[positions])), range(len(saved[positions])))]
-    filled, fates = _carry(own, saved, axes)
+    source = dict(saved)
+    tied = own["head.weight"].data_ptr() == own["embedding.weight"].data_ptr()
+    apart = tied and "head.weight" in source and not torch.equal(source["head.weight"], source["embedding.weight"])
+    if apart:
+        source["head.weight"] = source["embedding.weight"]
+    filled, fates = _carry(own, source, axes)
     known = set(there)
     pieces = {
         i: saved_tokenizer.encode_bytes(text)
@@ -147,11 +152,13 @@ def adapt_text(
     }
     for fate in fates:
         if fate.tensor in _VOCABULARY and fate.fate == "moved" and pieces:
-            theirs = saved[fate.tensor]
+            theirs = source[fate.tensor]
             for i, numbers in pieces.items():
                 filled[fate.tensor][i] = theirs[numbers].mean(dim=0)
             n = len(here) - len(pieces)
             fate.note = f"{n} of {len(here)} tokens by their text, {len(pieces)} as the mean of its tokens there"
+        if apart and fate.tensor == "head.weight":
+            fate.fate, fate.note = "dropped", "tied to the embedding here"
     return filled, fates
 
 
@@ -252,7 +259,8 @@ def _check_renamed(renamed: Mapping[str, str], here: Sequence[str], there: Seque
                 f"model.renamed: got {listed(unknown)}, which is no node, class or target {where}; give names here "
                 "with the names they had there"
             )
-    if len(set(renamed.values())) < len(renamed):
+    taken = [renamed.get(name, name) for name in dict.fromkeys(here)]
+    if len(set(taken)) < len(taken):
         raise ZooError("model.renamed: two names stand for the same one of the pretrained model; each can have one")
 
 

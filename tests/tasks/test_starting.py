@@ -18,7 +18,7 @@ from zoo.adapters import projections
 from zoo.catalogue import load_pretrained
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.exchange import export_model
-from zoo.identity import read_checkpoint
+from zoo.identity import digest, read_checkpoint
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask
 from zoo.transfer import summary
 
@@ -410,3 +410,164 @@ def test_a_batch_size_finder_changes_batches_and_the_schedules_length():
     last = rates[-trainer.num_training_batches :]
     assert {n for _, n in last[:-1]} == {8}
     assert sum(lr > 0.5 * task.lr for lr, _ in last) > len(last) // 3, "half the cosine's way is above the middle"
+
+
+@pytest.mark.parametrize("finder", [LearningRateFinder, BatchSizeFinder])
+def test_a_finder_does_not_swallow_a_refusal(finder, corpus, trained, caplog):
+    callbacks = [finder()]
+    with pytest.raises(ZooError, match=r"model\.pretrained: there is no file gone\.ckpt"):
+        fit(LanguageModelTask(pretrained="gone.ckpt"), text(corpus), callbacks=callbacks, enable_checkpointing=True)
+    task = LanguageModelTask(pretrained=str(trained))
+    data = text(corpus, tokenizer=str(trained))
+    options = {"num_training_steps": 3} if finder is LearningRateFinder else {"max_trials": 1}
+    fit(task, data, callbacks=[finder(**options)], enable_checkpointing=True)
+    assert caplog.text.count("Weights of") == 1
+    assert task.fates
+
+
+def test_a_finder_is_refused_on_a_run_that_goes_on(corpus, tmp_path):
+    fit(LanguageModelTask(**NETWORK), text(corpus)).save_checkpoint(tmp_path / "run.ckpt")
+    with pytest.raises(ZooError, match=r"trainer\.callbacks: got LearningRateFinder beside --ckpt_path; it belongs to"):
+        fit(
+            LanguageModelTask(**NETWORK),
+            text(corpus),
+            steps=6,
+            ckpt_path=str(tmp_path / "run.ckpt"),
+            callbacks=[LearningRateFinder()],
+            enable_checkpointing=True,
+        )
+
+
+# ---------------------------------------------------------------------- what was silent once
+
+
+def test_a_task_with_weights_is_held_against_the_data_it_is_given(trained, other_corpus):
+    with pytest.raises(CheckpointMismatchError, match="made for other data than this"):
+        pl.Trainer(**SILENT).test(load_pretrained(trained), text(other_corpus), verbose=False)
+    with pytest.raises(CheckpointMismatchError, match="made for other data than this"):
+        fit(load_pretrained(trained), text(other_corpus))
+
+
+def test_pictures_of_another_network_or_looks_are_refused(trained_pictures):
+    with pytest.raises(CheckpointMismatchError, match=r"model\.options\.num_heads is 6 here, 3 there"):
+        fit(ImageClassificationTask(pretrained=str(trained_pictures), options={"num_heads": 6}), ImageDataModule())
+    with pytest.raises(CheckpointMismatchError, match=r"doesn't fit as it is: mean: "):
+        fit(ImageClassificationTask(pretrained=str(trained_pictures)), ImageDataModule(mean=[0.9]))
+    task = ImageClassificationTask(pretrained=str(trained_pictures), options={"num_heads": 6}, on_mismatch="adapt")
+    fit(task, ImageDataModule(batch_size=8))
+    assert {f.tensor: f.note for f in task.fates}["model.options.num_heads"] == "6 here, 3 there"
+
+
+def test_settings_that_differ_are_told_by_adapt(trained, corpus):
+    task = LanguageModelTask(pretrained=str(trained), n_heads=8, on_mismatch="adapt")
+    fit(task, text(corpus, tokenizer=str(trained)))
+    assert {f.tensor: f.note for f in task.fates}["model.n_heads"] == "8 here, 2 there"
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_tied_embedding_is_the_head_and_blocks_are_counted_right(norm_first, corpus):
+    task = LanguageModelTask(**NETWORK, tie_embeddings=True, norm_first=norm_first, train="last_1")
+    start = Before()
+    fit(task, text(corpus), callbacks=[start])
+    changed = {name for name, tensor in task.network.state_dict().items() if not tensor.equal(start.weights[name])}
+    assert {name for name in changed if ".layers.0." in name} == set()
+    assert {"embedding.weight", "head.weight", "decoder.layers.1.norm1.weight"} <= changed
+    assert len(projections(task.network, task.depths())) == 8
+
+
+def test_an_untied_model_gives_a_tied_one_its_embedding(trained, corpus):
+    task, start = LanguageModelTask(pretrained=str(trained), tie_embeddings=True, on_mismatch="adapt"), Before()
+    fit(task, text(corpus, tokenizer=str(trained)), callbacks=[start])
+    assert torch.equal(start.weights["head.weight"], read_checkpoint(trained)["state_dict"]["network.embedding.weight"])
+    assert {fate.tensor: fate.fate for fate in task.fates}["head.weight"] == "dropped"
+
+
+@pytest.mark.parametrize("changed", [{"lora_alpha": 9.0}, {"lora_dropout": 0.5}, {"lora_rank": 3}])
+def test_a_run_goes_on_with_the_adapters_it_had(changed, request, tmp_path):
+    task, data, _ = adapting("language", request)
+    fit(task, data, steps=1).save_checkpoint(tmp_path / "adapter.ckpt")
+    task, data, _ = adapting("language", request, **changed)
+    with pytest.raises(CheckpointMismatchError, match=rf"model\.{next(iter(changed))}: .* in the checkpoint"):
+        fit(task, data, steps=3, ckpt_path=str(tmp_path / "adapter.ckpt"))
+
+
+def test_a_run_without_adapters_cannot_go_on_with_some(trained, corpus, tmp_path):
+    data = text(corpus, tokenizer=str(trained))
+    fit(LanguageModelTask(pretrained=str(trained)), data).save_checkpoint(tmp_path / "run.ckpt")
+    task = LanguageModelTask(pretrained=str(trained), lora_rank=2)
+    with pytest.raises(CheckpointMismatchError, match=r"model\.lora_rank: 0 in the checkpoint, 2 here"):
+        fit(task, data, steps=4, ckpt_path=str(tmp_path / "run.ckpt"))
+
+
+def test_a_base_that_is_gone_is_named_and_may_have_moved(request, tmp_path):
+    task, data, source = adapting("language", request)
+    base = tmp_path / "base.ckpt"
+    base.write_bytes(source.read_bytes())
+    task.hparams["pretrained"] = str(base)
+    fit(task, data, steps=1).save_checkpoint(tmp_path / "adapter.ckpt")
+    base.rename(tmp_path / "moved.ckpt")
+    with pytest.raises(ZooError, match=r"an adapter for .*base\.ckpt, which can't be read .*--model\.pretrained"):
+        load_pretrained(tmp_path / "adapter.ckpt")
+    task, data, _ = adapting("language", request, pretrained=str(tmp_path / "moved.ckpt"))
+    trainer = fit(task, data, steps=3, ckpt_path=str(tmp_path / "adapter.ckpt"))
+    assert trainer.global_step == 3
+
+
+def test_adapters_and_a_moving_average_go_on_together(lightning, tmp_path, trained_pictures):
+    arguments = (
+        *("fit", "--model", "zoo.tasks.ImageClassificationTask", "--model.pretrained", trained_pictures),
+        *("--model.lora_rank", 2, "--data", "datamodules.ImageDataModule", "--data.batch_size", 8),
+        *("--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", 1, "--trainer.max_epochs", 1),
+        *("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.save_last", "true"),
+        *("--trainer.callbacks.every_n_train_steps", 1, "--trainer.callbacks+", "EMAWeightAveraging"),
+    )
+    lightning(*arguments, "--trainer.max_steps", 2)
+    lightning(*arguments, "--trainer.max_steps", 4, "--ckpt_path", "last")
+    newest = max(tmp_path.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    assert read_checkpoint(newest)["global_step"] == 4
+
+
+def test_a_task_can_be_fitted_again_after_a_test(corpus):
+    task, data = LanguageModelTask(**NETWORK), text(corpus)
+    fit(task, data)
+    pl.Trainer(**SILENT).validate(task, data, verbose=False)
+    fit(task, data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda claim: claim["settings"].update(colour="red"),
+        lambda claim: claim["settings"].update(d_model="x"),
+        lambda claim: claim["identity"].pop("tokens"),
+        lambda claim: claim["identity"].update(tokens=[1, 2]),
+        lambda claim: claim.update(data="x"),
+        lambda claim: claim.update(adapter={"base": 1, "digest": 2}),
+    ],
+)
+def test_claims_without_sense_end_in_one_line(change, trained, corpus, tmp_path):
+    checkpoint = read_checkpoint(trained)
+    change(checkpoint["zoo"])
+    checkpoint["zoo"]["digest"] = digest(checkpoint["zoo"]["identity"])
+    torch.save(checkpoint, tmp_path / "altered.ckpt")
+    with pytest.raises(ZooError) as error:
+        load_pretrained(tmp_path / "altered.ckpt")
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_that_are_not_finite_are_refused(trained, corpus, tmp_path):
+    checkpoint = read_checkpoint(trained)
+    checkpoint["state_dict"]["network.head.weight"][0, 0] = float("nan")
+    torch.save(checkpoint, tmp_path / "nan.ckpt")
+    with pytest.raises(ZooError, match=r"has numbers in 'network\.head\.weight' that aren't finite"):
+        load_pretrained(tmp_path / "nan.ckpt")
+    with pytest.raises(ZooError, match=r"model\.pretrained: .* has numbers in 'head\.weight' that aren't finite"):
+        fit(LanguageModelTask(pretrained=str(tmp_path / "nan.ckpt")), text(corpus, tokenizer=str(trained)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "argument"), [({"pretrained": ""}, "pretrained"), ({"lora_alpha": 4.0}, "lora_alpha")]
+)
+def test_settings_that_would_do_nothing_are_refused(settings, argument):
+    with pytest.raises(ZooError, match=rf"model\.{argument}: got "):
+        LanguageModelTask(**settings)

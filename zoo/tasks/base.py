@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Literal, Self, cast
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import Metric
 
-from zoo.adapters import BASE, add_lora, merge_lora, projections, with_base
+from zoo.adapters import BASE, add_lora, merge_lora, projections
 from zoo.attention.packed import check_packed_layers
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import (
@@ -30,7 +32,7 @@ from zoo.identity import (
     read_checkpoint,
     read_claim,
 )
-from zoo.tasks.pretrained import NETWORK, Pretrained, network_tensors
+from zoo.tasks.pretrained import NETWORK, Pretrained
 from zoo.transfer import Fate, summary
 
 IDENTITY_TENSOR = "data_identity"  # where a bare state dict keeps the identity, as the UTF-8 of its canonical JSON
@@ -69,6 +71,20 @@ def _listed(source: Mapping[str, Any] | None) -> str:
 
 
 _ADAPTING = ("pretrained", "on_mismatch", "lora_rank", "lora_alpha", "lora_dropout", "renamed")
+_UNSET = {"layer_decay": 1.0, "train": "all", "lora_rank": 0, "lora_dropout": 0.0}  # what older checkpoints don't say
+_NOT_BUILT = (TypeError, KeyError, ValueError, AttributeError, IndexError)  # from settings or identities without sense
+
+
+def _altered(error: Exception) -> str:
+    reason = " ".join(str(error).split())[:160]
+    return f"its settings or its data identity make no sense ({type(error).__name__}: {reason}); take another copy"
+
+
+def _other_base(adapter: Mapping[str, str], given: str, found: str) -> str:
+    return (
+        f"checkpoint: an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but {given} has "
+        f"{found[:12]}...; give the base it was trained on with --model.pretrained"
+    )
 
 
 def layer_depths(network: nn.Module, layers: str, stem: tuple[str, ...]) -> dict[str, int]:
@@ -128,7 +144,10 @@ class ZooTask(pl.LightningModule, ABC):
     pretrained_advice: ClassVar[str] = "To carry over what fits, set model.on_mismatch to adapt"
     """What to do about weights to start from that were made for other data."""
 
-    optimizer_settings: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "beta2", "layer_decay", "train")
+    optimizer_settings: ClassVar[tuple[str, ...]] = (
+        *("lr", "weight_decay", "beta2", "layer_decay", "train"),
+        *("lora_rank", "lora_alpha", "lora_dropout"),
+    )
     """Names of the hyperparameters that a run keeps from its beginning, as its optimizer's state does."""
 
     predictions_suffix: ClassVar[str] = ".csv"
@@ -160,8 +179,15 @@ class ZooTask(pl.LightningModule, ABC):
             ("warmup", warmup, 0 <= warmup < 1, "is a share of the run and must lie in [0, 1)"),
             ("min_lr", min_lr, 0 <= min_lr <= 1, "is a share of lr and must lie in [0, 1]"),
             ("layer_decay", layer_decay, 0 < layer_decay <= 1, "must lie in (0, 1]"),
+            (
+                "pretrained",
+                pretrained,
+                pretrained != "",
+                "must be a file, a name of zoo list or an address, or left out",
+            ),
             ("lora_rank", lora_rank, lora_rank >= 0, "must be 0 or more"),
             ("lora_alpha", lora_alpha, lora_alpha is None or 0 < lora_alpha < math.inf, "must be a positive number"),
+            ("lora_alpha", lora_alpha, lora_alpha is None or lora_rank, "needs a lora_rank above 0"),
             ("lora_dropout", lora_dropout, 0 <= lora_dropout < 1, "must lie in [0, 1)"),
             ("on_mismatch", on_mismatch, on_mismatch in ("error", "adapt"), "must be error or adapt"),
             (
@@ -188,6 +214,8 @@ class ZooTask(pl.LightningModule, ABC):
         self.fates: list[Fate] = []
         self._started_from: str | None = None
         self._not_started: ZooError | None = None
+        self._other_settings: dict[str, str] = {}
+        self._is_loaded = self._told = False
         self._adapter: dict[str, str] | None = None  # what the adapters' base was called, and the digest of its weights
         self.goes_on_from: str | None = None
         """The checkpoint that is going to be loaded, where that is known: then no other weights are read."""
@@ -230,16 +258,19 @@ class ZooTask(pl.LightningModule, ABC):
 
     def configure_model(self) -> None:
         """Build the network from the data module's identity, once, and start a new run from the pretrained weights."""
-        if self.is_built:
-            return
         trainer = self._trainer
+        datamodule = getattr(trainer, "datamodule", None) if trainer is not None else None
+        if self.is_built:
+            if datamodule is not None:
+                check_identity(self.data_identity, datamodule.identity(), self.mismatch_advice)
+            return
         if self._identity is None:
-            datamodule = getattr(trainer, "datamodule", None) if trainer is not None else None
             if datamodule is None:
                 return  # load_from_checkpoint calls this before the identity is known
             self._identity = datamodule.identity()
-        source = None
         fitting = trainer is not None and trainer.state.fn == "fit"
+        claim: dict[str, Any] = {}
+        source = None
         if self.hparams["pretrained"] and self.goes_on_from is not None:
             claim = read_claim(read_checkpoint(self.goes_on_from), self.goes_on_from)
             self._take_settings(claim["settings"])  # on_load_checkpoint compares the others
@@ -256,6 +287,8 @@ class ZooTask(pl.LightningModule, ABC):
                 self._start_from(source)
             except ZooError as error:
                 self._not_started = error
+        if claim.get("adapter"):
+            self._attach_adapter(claim)  # now, so that an average of the weights has it too
         if self.hparams["compile"] and fitting:
             self.network.compile()  # in place: names of parameters stay
 
@@ -269,30 +302,35 @@ class ZooTask(pl.LightningModule, ABC):
         """
         return Pretrained.read(self.hparams["pretrained"], f"{type(self).__module__}.{type(self).__qualname__}")
 
-    def _take_settings(self, theirs: Mapping[str, Any]) -> list[str]:
-        """Settings of the network that were left at their defaults become ``theirs``; returns where others differ."""
+    def _take_settings(self, theirs: Mapping[str, Any]) -> dict[str, str]:
+        """Settings of the network left at their defaults become ``theirs``; returns the others that differ."""
         defaults = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
-        other = []
+        taken, other = [], {}
         for name in self.network_settings:
             default, mine = plain(defaults[name]), plain(self.hparams[name])
             wanted = theirs.get(name, default)
-            if mine == default:
+            if mine == default != wanted:
                 self.hparams[name] = wanted
+                taken.append(f"{name} {wanted}")
             elif mine != wanted:
-                other.append(f"model.{name} is {mine} here, {wanted} there")
+                other[f"model.{name}"] = f"{mine} here, {wanted} there"
+        if taken:
+            rank_zero_info(f"Settings of the weights: {', '.join(taken)}")
         return other
 
-    def _check_settings(self, source: Pretrained, other: list[str]) -> None:
+    def _check_settings(self, source: Pretrained, other: Mapping[str, str]) -> None:
+        self._other_settings = dict(other)
         if other and self.hparams["on_mismatch"] == "error":
+            found = "; ".join(f"{name} is {values}" for name, values in other.items())
             raise CheckpointMismatchError(
-                f"model.pretrained: {source.given} is another network: {'; '.join(other)}. Leave these settings out, "
-                "or set model.on_mismatch to adapt to carry over what fits"
+                f"model.pretrained: {source.given} is another network: {found}. Leave these settings out, or set "
+                "model.on_mismatch to adapt to carry over what fits"
             )
 
     def _start_from(self, source: Pretrained) -> None:
-        state, self.fates = self.carry_over(source)
-        changed = [fate for fate in self.fates if fate.fate != "kept"]
-        if all(fate.fate in ("new", "dropped") for fate in self.fates):
+        state, fates = self._carried_over(source)
+        changed = [fate for fate in fates if fate.fate != "kept"]
+        if all(fate.fate in ("new", "dropped") for fate in fates):
             raise CheckpointMismatchError(
                 f"model.pretrained: {source.given} has nothing that fits this network; leave the network's settings "
                 "out to take its architecture"
@@ -308,9 +346,16 @@ class ZooTask(pl.LightningModule, ABC):
                     f"{self.pretrained_advice}"
                 )
         self.network.load_state_dict(state)
+        self.fates = [*fates, *(Fate(name, "new", values) for name, values in self._other_settings.items())]
         self._started_from = source.given
         if self.hparams["lora_rank"]:
             self._add_adapter(source)
+
+    def _carried_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+        try:
+            return self.carry_over(source)
+        except _NOT_BUILT as error:
+            raise ZooError(f"model.pretrained: {source.given}: {_altered(error)}") from None
 
     # ------------------------------------------------------------------ adapters
 
@@ -327,39 +372,60 @@ class ZooTask(pl.LightningModule, ABC):
         self._rest_frozen()
         self._adapter = {"base": source.given, "digest": source.digest()}
 
-    def _load_adapter(self, checkpoint: dict[str, Any], claim: Mapping[str, Any]) -> None:
-        """Complete an adapter's checkpoint by the tensors of its base.
+    def _attach_adapter(self, claim: Mapping[str, Any]) -> None:
+        """Put the base's weights into the network, and adapters like a checkpoint's beside them.
 
         Raises:
-            CheckpointMismatchError: if the base isn't the one it was trained on.
+            ZooError: if the base can't be had, or isn't the one the adapters were trained on.
         """
         adapter, settings = claim["adapter"], claim["settings"]
-        if not isinstance(adapter, dict) or not {"base", "digest"} <= set(adapter) or not settings.get("lora_rank"):
+        if not (
+            isinstance(adapter, dict)
+            and all(isinstance(adapter.get(name), str) for name in ("base", "digest"))
+            and isinstance(settings.get("lora_rank"), int)
+            and settings["lora_rank"] > 0
+        ):
             raise ZooError("checkpoint: what it says of its adapter was altered; take another")
-        if not self.hparams["lora_rank"]:  # a config that doesn't mention the adapter
-            own = {} if self.hparams["pretrained"] is None else {"pretrained": self.hparams["pretrained"]}
-            self.hparams.update({name: settings[name] for name in _ADAPTING if name in settings} | own)
-        if self._adapter is None:
+        h = self.hparams
+        if h["lora_rank"]:  # else a config that doesn't mention the adapter
+            for name in ("lora_rank", "lora_alpha"):
+                if h[name] != settings.get(name):
+                    raise CheckpointMismatchError(
+                        f"checkpoint: model.{name}: {settings.get(name)} in the checkpoint, {h[name]} here; leave it "
+                        "out"
+                    )
+        given = h["pretrained"] or settings["pretrained"]
+        before = {name: h[name] for name in _ADAPTING if name in h}
+        h.update({name: settings[name] for name in _ADAPTING if name in settings} | {"pretrained": given})
+        try:
+            if self._adapter is None:
+                self._add_base(given, adapter)
+            elif self._adapter["digest"] != adapter["digest"]:
+                raise CheckpointMismatchError(_other_base(adapter, given, self._adapter["digest"]))
+        except ZooError:
+            h.update(before)
+            raise
+
+    def _add_base(self, given: str, adapter: Mapping[str, str]) -> None:
+        try:
             source = self.find_pretrained()
-            found = source.digest()
-        else:
-            found = self._adapter["digest"]
-        if found != adapter["digest"]:
-            raise CheckpointMismatchError(
-                f"checkpoint: an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but "
-                f"{self.hparams['pretrained']} has {found[:12]}...; give the base it was trained on with "
-                "--model.pretrained"
-            )
-        if self._adapter is None:
-            base, _ = self.carry_over(source)
-            self._add_adapter(source)
-        else:
-            base = {name.replace(BASE, "."): tensor for name, tensor in self.network.state_dict().items()}
+        except ZooError as error:
+            reason = str(error).removeprefix("model.pretrained: ").partition(";")[0]
+            raise ZooError(
+                f"checkpoint: an adapter for {adapter['base']}, which can't be read ({reason}); give the place of its "
+                "base with --model.pretrained"
+            ) from None
+        if (found := source.digest()) != adapter["digest"]:
+            raise CheckpointMismatchError(_other_base(adapter, given, found))
+        self.network.load_state_dict(self._carried_over(source)[0])
+        self._add_adapter(source)
+
+    def _complete(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """An adapter's tensors with those of its base, which the network has."""
         own = self.network.state_dict()
-        tensors = checkpoint["state_dict"]
-        rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
-        whole = with_base(network_tensors(tensors), own, base)
-        checkpoint["state_dict"] = rest | {f"{NETWORK}{name}": tensor for name, tensor in whole.items()}
+        missing = {f"{NETWORK}{name}": tensor for name, tensor in own.items() if f"{NETWORK}{name}" not in tensors}
+        trained = {f"{NETWORK}{name}" for name, p in self.network.named_parameters() if p.requires_grad}
+        return {**{name: tensor for name, tensor in missing.items() if name not in trained}, **tensors}
 
     def merge_adapter(self) -> None:
         """Add the adapters to the weights they stand beside; the task is an ordinary one from then on."""
@@ -371,15 +437,31 @@ class ZooTask(pl.LightningModule, ABC):
         """Every way in which the pretrained model's data differ from these."""
         return differences(source.identity, self.data_identity)
 
-    def on_fit_start(self) -> None:
+    def _tell_start(self) -> None:
+        """Say what the run starts from, or why it can't: after a checkpoint was loaded, before any callback's turn."""
         if self._not_started is not None:
             raise self._not_started
+        if self._told:  # a finder sets the optimizer up again
+            return
+        self._told = True
+        callbacks: list[pl.Callback] = getattr(self.trainer, "callbacks", [])
+        finders = [c for c in callbacks if isinstance(c, (BatchSizeFinder, LearningRateFinder))]
+        if self._is_loaded and self.trainer.state.fn == "fit" and finders:
+            raise ZooError(
+                f"trainer.callbacks: got {type(finders[0]).__name__} beside --ckpt_path; it belongs to the beginning "
+                "of a run, so take it out to go on with one"
+            )
         if self._started_from is not None:
             rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
         if self._adapter is not None:
             sizes = [(p.numel(), p.requires_grad) for p in self.network.parameters()]
             trained = sum(n for n, is_trained in sizes if is_trained)
             rank_zero_info(f"LoRA: {trained:,} of {sum(n for n, _ in sizes):,} parameters are trained")
+
+    def on_fit_start(self) -> None:
+        for metric in self.modules():
+            if isinstance(metric, Metric):
+                metric.reset()  # states that a test left behind can't be written to outside inference mode
         if self.fates and self.trainer.is_global_zero:
             for logger in self.loggers:
                 if isinstance(logger, TensorBoardLogger):
@@ -478,7 +560,8 @@ class ZooTask(pl.LightningModule, ABC):
             )
         fitting = self._trainer is not None and self._trainer.state.fn == "fit"
         given = self.hparams["pretrained"]
-        if fitting and given is not None and given != claim["settings"].get("pretrained"):
+        moved = claim.get("adapter") and self.hparams["lora_rank"]  # the base's digest is compared instead
+        if fitting and given is not None and given != claim["settings"].get("pretrained") and not moved:
             raise ZooError(
                 f"model.pretrained: got {given} beside --ckpt_path. The one starts a new run from weights, the other "
                 "goes on with a run and its optimizer; leave one of them out"
@@ -491,6 +574,7 @@ class ZooTask(pl.LightningModule, ABC):
             )
         self._step_seed = claim.get("step_seed")
         self._started_from = self._not_started = None
+        self._is_loaded = True
         try:
             self.fates = [Fate(**fate) for fate in claim.get("transfer", [])]
         except TypeError:
@@ -498,10 +582,11 @@ class ZooTask(pl.LightningModule, ABC):
                 "checkpoint: what it says of the weights it started from was altered; take another"
             ) from None
         if fitting:
+            then = {name: claim["settings"].get(name, _UNSET.get(name)) for name in self.optimizer_settings}
             kept = [
-                f"model.{name}: {claim['settings'].get(name)} in the checkpoint, {self.hparams[name]} here"
-                for name in self.optimizer_settings
-                if claim["settings"].get(name) != self.hparams[name]
+                f"model.{name}: {value} in the checkpoint, {self.hparams[name]} here"
+                for name, value in then.items()
+                if value != self.hparams[name]
             ]
             if kept:
                 raise CheckpointMismatchError(
@@ -509,7 +594,10 @@ class ZooTask(pl.LightningModule, ABC):
                 )
         if not self.is_built:
             self._identity = claim["identity"]
-            self.build(self._identity)
+            try:
+                self.build(self._identity)
+            except _NOT_BUILT as error:
+                raise ZooError(f"checkpoint: {_altered(error)}") from None
             self._freeze()
         check_identity(claim["identity"], self.data_identity, self.mismatch_advice)
         saved = {name: claim["settings"].get(name) for name in self.network_settings}
@@ -520,7 +608,8 @@ class ZooTask(pl.LightningModule, ABC):
                 "checkpoint's, or train anew without --ckpt_path"
             )
         if claim.get("adapter"):
-            self._load_adapter(checkpoint, claim)
+            self._attach_adapter(claim)
+            checkpoint["state_dict"] = self._complete(checkpoint["state_dict"])
         # load_state_dict looks at the tensors, before it copies any
         old, new = claim["identity"].get("source"), self.data_identity.get("source")
         if old != new and self._trainer is not None and self._trainer.state.fn != "predict":
@@ -600,6 +689,7 @@ class ZooTask(pl.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """AdamW with decay on matrices only; linear warm-up, then cosine decay over the trainer's own step budget."""
+        self._tell_start()
         optimizer = torch.optim.AdamW(
             self.parameter_groups(),
             lr=self.lr,

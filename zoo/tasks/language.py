@@ -170,10 +170,13 @@ class LanguageModelTask(ZooTask):
         self.register_buffer("bytes_of_token", sizes, persistent=False)
 
     def depths(self) -> dict[str, int]:
-        """A shared generator belongs to the stem, whose output it reads."""
-        return layer_depths(
-            self.network, "decoder.layers", stem=("embedding", "position_embedding", "decoder.shared_mlp")
+        """A shared generator belongs to the stem, whose output it reads; a tied embedding belongs to the head."""
+        stem = (
+            "position_embedding.",
+            "decoder.shared_mlp.",
+            *(() if self.hparams["tie_embeddings"] else ("embedding.",)),
         )
+        return layer_depths(self.network, "decoder.layers", stem)
 
     def heads(self) -> tuple[str, ...]:
         return ("embedding.",) if self.hparams["tie_embeddings"] else ("head.",)

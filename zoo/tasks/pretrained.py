@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
-from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import read_checkpoint, read_claim
 from zoo.shelf import resolve
 from zoo.transfer import weights_digest
@@ -49,7 +50,10 @@ class Pretrained:
             raise CheckpointMismatchError(
                 f"model.pretrained: {given} is of {claim['task']}; this task needs one of {task}"
             )
-        return cls(given, claim["settings"], claim["identity"], network_tensors(checkpoint["state_dict"]))
+        state = network_tensors(checkpoint["state_dict"])
+        if wrong := not_finite(state):
+            raise ZooError(f"model.pretrained: {given} has numbers in {listed(wrong)} that aren't finite; take another")
+        return cls(given, claim["settings"], claim["identity"], state)
 
     def weights(self) -> dict[str, Tensor]:
         """The network's state dict."""
@@ -58,6 +62,11 @@ class Pretrained:
     def digest(self) -> str:
         """SHA-256 of the weights, whatever file they came in."""
         return weights_digest(self.weights())
+
+
+def not_finite(state: Mapping[str, Tensor]) -> list[str]:
+    """Names of the tensors that hold an infinity or no number."""
+    return [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
 
 
 def network_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

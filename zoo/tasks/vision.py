@@ -211,11 +211,23 @@ class ImageClassificationTask(ZooTask):
     def find_pretrained(self) -> Pretrained:
         return self._source or _Pretrained.find(self.hparams["pretrained"])
 
-    def _take_settings(self, theirs: Mapping[str, Any]) -> list[str]:
-        return []  # those left out were taken when the task was made
+    def _take_settings(self, theirs: Mapping[str, Any]) -> dict[str, str]:
+        """Those left out were taken when the task was made; returns the others that differ."""
+        if not theirs:  # weights of timm's
+            return {}
+        mine, there = plain(self.hparams["options"]), theirs["options"]
+        names = {name for name in {*mine, *there} if name != "img_size" and not name.endswith("_rate")}
+        other = {
+            f"model.options.{name}": f"{mine.get(name)} here, {there.get(name)} there"
+            for name in sorted(names)
+            if mine.get(name) != there.get(name)
+        }
+        if theirs["name"] != self.hparams["name"]:
+            other["model.name"] = f"{self.hparams['name']} here, {theirs['name']} there"
+        return other
 
     def _other_data(self, source: Pretrained) -> list[str]:
-        return []  # what became of the tensors tells, for timm's weights too
+        return super()._other_data(source) if source.identity else []
 
     def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
         classes = source.identity.get("classes")
