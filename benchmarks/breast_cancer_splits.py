@@ -1,13 +1,13 @@
 """AUROC on scikit-learn's breast cancer table over seeded splits.
 
-Of the graph model of configs/graph/breast_cancer.yaml, of the same model on random graphs with as many edges, and of
-logistic regression on the same splits.
+Of the graph model of configs/graph/breast_cancer.yaml, of the same model on random graphs with about as many edges, and
+of logistic regression on the same splits.
 
     python benchmarks/breast_cancer_splits.py            # 5 splits, some minutes on 2 cores
 
-Each random graph keeps the nodes and the number of edges: every measurement gets an edge into a random feature node,
-every feature node into a random group, every group into the diagnosis, and what is left over goes between random layers
-in order. So it has the depth of the real one, and names that mean nothing.
+Each random graph keeps the nodes and, to one or two, the number of edges: every measurement gets an edge into a random
+feature node, every feature node into a random group, every group into the diagnosis, and what is left over goes between
+random layers in order. So it has the depth of the real one, and names that mean nothing.
 """
 
 import argparse

@@ -409,6 +409,21 @@ def test_a_file_cut_short_is_refused_wherever_it_was_cut(suffix, share, models):
     assert not Path("w.ckpt").exists()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("to", ["safetensors", "hub-folder"])
+def test_a_flipped_bit_is_found(to, family, models):
+    """The format has no checksums."""
+    out = Path("there.safetensors" if to == "safetensors" else "there")
+    export_model(models[family], to, out)
+    file = out if out.is_file() else out / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ZooError, match=r"WEIGHTS: .* holds other tensors than were written"):
+        import_weights(out, "w.ckpt")
+    assert not Path("w.ckpt").exists()
+
+
 # ---------------------------------------------------------------------- mistakes
 
 

@@ -43,6 +43,7 @@ from zoo.shelf import Entry, companion, entry_of, find_checkpoint
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
 from zoo.tasks.base import IDENTITY_TENSOR, plain
 from zoo.tasks.pretrained import NETWORK, network_tensors
+from zoo.transfer import weights_digest
 
 FORMATS = {
     "safetensors": ".safetensors",
@@ -56,6 +57,7 @@ FORMATS = {
 AGREE = 1e-3  # of the largest output: float32 in another order differs by 1e-5, a wrong graph by far more
 _PROTOBUF_BYTES = 2_000_000_000  # what one ONNX file can hold, less what isn't weights
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"  # the hub's names
+_DIGEST = "weights_sha256"  # of the tensors, in the metadata of a .safetensors file and in a folder's config.json
 _WRAPPERS = ("module.", NETWORK)  # DistributedDataParallel's, and a task's
 _OF_OTHER_WEIGHTS = (
     *("tag", "description", "license", "origin_url", "paper_name", "paper_ids", "notes"),
@@ -215,7 +217,8 @@ def _write_checkpoint(task: ZooTask, claim: Mapping[str, Any], file: Path) -> li
 def _write_safetensors(task: ZooTask, file: Path, metadata: Mapping[str, str]) -> list[str]:
     # clones: tied weights share memory, which the format doesn't have
     tensors = {name: t.detach().clone().contiguous() for name, t in network_tensors(task.state_dict()).items()}
-    file.write_bytes(safetensors.torch.save(tensors, {"format": "pt", **metadata}))
+    digest_of_all = {_DIGEST: weights_digest(tensors)}  # the format has no checksums
+    file.write_bytes(safetensors.torch.save(tensors, {"format": "pt", **digest_of_all, **metadata}))
     again = safetensors.torch.load_file(file)
     if any(not torch.equal(tensor, again[name]) for name, tensor in tensors.items()):
         raise ZooError(f"--out: {file.name} holds other tensors than were written; check the disk")
@@ -229,7 +232,8 @@ def _write_hub_folder(
     if isinstance(task, ImageClassificationTask):
         checked = _write_timm_folder(task, claim, folder)
     else:
-        config = {"architecture": type(task.network).__name__, CHECKPOINT_KEY: claim}
+        sha256 = weights_digest(network_tensors(task.state_dict()))
+        config = {"architecture": type(task.network).__name__, _DIGEST: sha256, CHECKPOINT_KEY: claim}
         (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         checked = _write_safetensors(task, folder / _WEIGHTS, {})
     (folder / "README.md").write_text(_card(task, claim, entry, name), encoding="utf-8")
@@ -250,7 +254,11 @@ def _write_timm_folder(task: ImageClassificationTask, claim: Mapping[str, Any], 
         save_for_hf(
             task.network,
             str(folder),
-            model_config={"label_names": identity["classes"], CHECKPOINT_KEY: claim},
+            model_config={
+                "label_names": identity["classes"],
+                _DIGEST: weights_digest(network_tensors(task.state_dict())),
+                CHECKPOINT_KEY: claim,
+            },
             model_args=claim["settings"]["options"],
             data_config=pictures,
             safe_serialization=True,
@@ -417,12 +425,15 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]
     if path.is_dir():
         if not (path / _WEIGHTS).is_file() or not (path / _CONFIG).is_file():
             raise ZooError(f"WEIGHTS: the folder {path} lacks {_WEIGHTS} or {_CONFIG}; name one with both, or a file")
-        claim = _json(path / _CONFIG, (path / _CONFIG).read_bytes()).get(CHECKPOINT_KEY)
+        config = _json(path / _CONFIG, (path / _CONFIG).read_bytes())
+        claim = config.get(CHECKPOINT_KEY)
         tensors, _ = _read_safetensors(path / _WEIGHTS)
+        _check_digest(path / _WEIGHTS, tensors, config.get(_DIGEST))
     elif not path.is_file():
         raise ZooError(f"WEIGHTS: there is no file {path}; check the path")
     elif path.suffix == ".safetensors":
         tensors, metadata = _read_safetensors(path)
+        _check_digest(path, tensors, metadata.get(_DIGEST))
         if CHECKPOINT_KEY in metadata:
             claim = _json(path, metadata[CHECKPOINT_KEY])
     else:
@@ -435,6 +446,13 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]
         if claim.get("adapter"):
             raise ZooError(f"WEIGHTS: {path} holds an adapter, not a whole model; zoo export merges it")
     return _bare(tensors, path), claim
+
+
+def _check_digest(path: Path, tensors: Mapping[str, Tensor], wanted: object) -> None:
+    if wanted is not None and weights_digest(tensors) != wanted:
+        raise ZooError(
+            f"WEIGHTS: {path} holds other tensors than were written; it was damaged or altered, copy it again"
+        )
 
 
 def _json(path: Path, text: str | bytes) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class ImageClassificationTask(ZooTask):
         name: the model's name in timm; damcha_vit_* are this zoo's. Left out: the pretrained model's, or
             damcha_vit_tiny_patch4_32.
         options: timm's arguments of that model, such as img_size, patch_size, embed_dim, depth, num_heads and
-            drop_path_rate; for damcha_vit_* also use_M, use_mlp, share_mlp, mlp_hidden and the generator's. The
-            pretrained model's are beneath them.
+            drop_path_rate; for damcha_vit_* also use_M, use_mlp, share_mlp, mlp_hidden and the generator's. Where the
+            name is left out, the pretrained model's are beneath them.
         label_smoothing: share of the target spread over all classes.
         mixup: alpha of Mixup; 0 for none.
         cutmix: alpha of CutMix; 0 for none. With both, each batch takes one of the two.
