@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from zoo.errors import ZooError, listed
 
@@ -352,12 +352,12 @@ def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:
     """
     import torch
 
+    from zoo.catalogue import load_pretrained
     from zoo.identity import read_checkpoint, read_claim
     from zoo.shelf import resolve
 
     path = resolve(path)
-    checkpoint = read_checkpoint(path)
-    claim = read_claim(checkpoint, path)
+    claim = read_claim(read_checkpoint(path), path)
     if claim["task"] != f"{kind.__module__}.{kind.__qualname__}":
         raise ZooError(f"--ckpt: {path} was made by {claim['task']}; this command needs one of {kind.__qualname__}")
     try:
@@ -365,8 +365,6 @@ def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ZooError(f"--device: got {device!r}, which can't be used here ({reason}); try cpu") from None
-    task = kind(**claim["settings"])
-    task.on_load_checkpoint(checkpoint)
-    task.load_state_dict(checkpoint["state_dict"])
-    task.to(device).eval()
-    return task
+    task = load_pretrained(path)
+    task.to(device)
+    return cast(Task, task)

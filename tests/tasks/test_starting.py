@@ -524,7 +524,10 @@ def test_adapters_and_a_moving_average_go_on_together(lightning, tmp_path, train
     lightning(*arguments, "--trainer.max_steps", 2)
     lightning(*arguments, "--trainer.max_steps", 4, "--ckpt_path", "last")
     newest = max(tmp_path.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
-    assert read_checkpoint(newest)["global_step"] == 4
+    saved = read_checkpoint(newest)
+    assert saved["global_step"] == 4
+    for part in ("state_dict", "current_model_state"):
+        assert not any(".base_layer." in name for name in saved[part])
 
 
 def test_a_task_can_be_fitted_again_after_a_test(corpus):

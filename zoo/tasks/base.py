@@ -71,6 +71,7 @@ def _listed(source: Mapping[str, Any] | None) -> str:
 
 
 _ADAPTING = ("pretrained", "on_mismatch", "lora_rank", "lora_alpha", "lora_dropout", "renamed")
+_STATES = {"state_dict", "current_model_state"}  # the second beside a moving average, which is then the first
 _UNSET = {"layer_decay": 1.0, "train": "all", "lora_rank": 0, "lora_dropout": 0.0}  # what older checkpoints don't say
 _NOT_BUILT = (TypeError, KeyError, ValueError, AttributeError, IndexError)  # from settings or identities without sense
 
@@ -542,9 +543,8 @@ class ZooTask(pl.LightningModule, ABC):
         if self._adapter is not None:
             checkpoint[CHECKPOINT_KEY]["adapter"] = dict(self._adapter)
             frozen = {f"{NETWORK}{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
-            checkpoint["state_dict"] = {
-                name: tensor for name, tensor in checkpoint["state_dict"].items() if name not in frozen
-            }
+            for part in _STATES & set(checkpoint):
+                checkpoint[part] = {name: tensor for name, tensor in checkpoint[part].items() if name not in frozen}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Compare everything the checkpoint claims with this task; on a difference nothing is loaded.
@@ -609,7 +609,8 @@ class ZooTask(pl.LightningModule, ABC):
             )
         if claim.get("adapter"):
             self._attach_adapter(claim)
-            checkpoint["state_dict"] = self._complete(checkpoint["state_dict"])
+            for part in _STATES & set(checkpoint):
+                checkpoint[part] = self._complete(checkpoint[part])
         # load_state_dict looks at the tensors, before it copies any
         old, new = claim["identity"].get("source"), self.data_identity.get("source")
         if old != new and self._trainer is not None and self._trainer.state.fn != "predict":
