@@ -513,6 +513,25 @@ def test_a_base_that_is_gone_is_named_and_may_have_moved(request, tmp_path):
     assert trainer.global_step == 3
 
 
+def test_adapters_on_weights_that_were_adapted_go_on(lightning, tmp_path, trained, other_corpus):
+    """The vocabulary is another, so its rows are trained in full beside the adapters."""
+    arguments = (
+        *("fit", "--model", "zoo.tasks.LanguageModelTask", "--model.pretrained", trained, "--model.lora_rank", 2),
+        *("--model.on_mismatch", "adapt", "--data", "datamodules.TextDataModule", "--data.path", other_corpus),
+        *("--data.vocab_size", 300, "--data.window", 16, "--data.batch_size", 4),
+        *("--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", 1, "--trainer.max_epochs", 1),
+        *("--trainer.callbacks", "ModelCheckpoint", "--trainer.callbacks.save_last", "true"),
+        *("--trainer.callbacks.every_n_train_steps", 1),
+    )
+    lightning(*arguments, "--trainer.max_steps", 2)
+    first = next(tmp_path.rglob("last*.ckpt"))
+    assert "network.embedding.weight" in read_checkpoint(first)["state_dict"]
+    lightning("fit", "--ckpt_path", first, "--trainer.max_steps", 3, "--trainer.enable_progress_bar", "false")
+    lightning(*arguments, "--trainer.max_steps", 4, "--ckpt_path", "last")
+    newest = max(tmp_path.rglob("last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    assert read_checkpoint(newest)["global_step"] == 4
+
+
 def test_adapters_and_a_moving_average_go_on_together(lightning, tmp_path, trained_pictures):
     arguments = (
         *("fit", "--model", "zoo.tasks.ImageClassificationTask", "--model.pretrained", trained_pictures),

@@ -81,6 +81,13 @@ def _altered(error: Exception) -> str:
     return f"its settings or its data identity make no sense ({type(error).__name__}: {reason}); take another copy"
 
 
+def _fates_of(claim: Mapping[str, Any]) -> list[Fate]:
+    try:
+        return [Fate(**fate) for fate in claim.get("transfer", [])]
+    except TypeError:
+        raise ZooError("checkpoint: what it says of the weights it started from was altered; take another") from None
+
+
 def _other_base(adapter: Mapping[str, str], given: str, found: str) -> str:
     return (
         f"checkpoint: an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but {given} has "
@@ -387,6 +394,7 @@ class ZooTask(pl.LightningModule, ABC):
             and settings["lora_rank"] > 0
         ):
             raise ZooError("checkpoint: what it says of its adapter was altered; take another")
+        self.fates = _fates_of(claim)  # what wasn't kept is trained in full
         h = self.hparams
         if h["lora_rank"]:  # else a config that doesn't mention the adapter
             for name in ("lora_rank", "lora_alpha"):
@@ -575,12 +583,7 @@ class ZooTask(pl.LightningModule, ABC):
         self._step_seed = claim.get("step_seed")
         self._started_from = self._not_started = None
         self._is_loaded = True
-        try:
-            self.fates = [Fate(**fate) for fate in claim.get("transfer", [])]
-        except TypeError:
-            raise ZooError(
-                "checkpoint: what it says of the weights it started from was altered; take another"
-            ) from None
+        self.fates = _fates_of(claim)
         if fitting:
             then = {name: claim["settings"].get(name, _UNSET.get(name)) for name in self.optimizer_settings}
             kept = [
