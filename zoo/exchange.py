@@ -553,7 +553,9 @@ def _destination(
     try:
         task = kinds[claim["task"]](**claim["settings"])
         task.on_load_checkpoint({CHECKPOINT_KEY: claim, "state_dict": {}})
-    except ZooError:
+    except ZooError as error:
+        if str(error).startswith("checkpoint: "):
+            raise type(error)(f"WEIGHTS: {weights}: {str(error).removeprefix('checkpoint: ')}") from None
         raise
     except Exception as error:  # settings and identity may hold anything
         raise ZooError(

@@ -76,9 +76,9 @@ def test_vision_config_fits_two_steps_validates_and_leaves_its_run(
 
 @pytest.mark.parametrize("config", GRAPH)
 def test_graph_config_fits_two_steps_validates_and_leaves_its_run(config, lightning, tmp_path):
-    edges = ()
+    own = CONFIGS / f"{Path(config).with_suffix('')}_edges.csv"
+    edges = ("--data.edges", own) if own.is_file() else ()
     if "pbmc" in config:
-        edges = ("--data.edges", CONFIGS / "graph" / "pbmc_edges.csv")
         pytest.importorskip("anndata", reason="the PBMC table needs the extra bio")
         pytest.importorskip("scanpy", reason="the PBMC table needs the extra bio")
     lightning(

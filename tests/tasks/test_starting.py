@@ -113,7 +113,7 @@ def test_another_network_is_refused_and_carried_over_by_adapt(trained, corpus):
     assert fates["decoder.layers.2.norm1.weight"] == "new"
     assert fates["decoder.layers.1.norm1.weight"] == "kept"
     assert task.hparams["d_model"] == 16
-    with pytest.raises(CheckpointMismatchError, match="has nothing that fits this network"):
+    with pytest.raises(CheckpointMismatchError, match="has nothing that fits the network"):
         fit(LanguageModelTask(pretrained=str(trained), d_model=24, d_ff=48, mlp_hidden=[6], on_mismatch="adapt"), data)
 
 

@@ -340,8 +340,8 @@ class ZooTask(pl.LightningModule, ABC):
         changed = [fate for fate in fates if fate.fate != "kept"]
         if all(fate.fate in ("new", "dropped") for fate in fates):
             raise CheckpointMismatchError(
-                f"model.pretrained: {source.given} has nothing that fits this network; leave the network's settings "
-                "out to take its architecture"
+                f"model.pretrained: {source.given} has nothing that fits {self.network_name}; leave the network's "
+                "settings out to take its architecture"
             )
         if self.hparams["on_mismatch"] == "error":
             found = self._other_data(source)
