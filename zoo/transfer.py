@@ -75,6 +75,9 @@ def rearrange(mine: Tensor, theirs: Tensor, axes: Sequence[Axis]) -> tuple[Tenso
     named = {axis.dim: axis for axis in axes}
     if mine.ndim != theirs.ndim or any(mine.shape[d] != theirs.shape[d] for d in range(mine.ndim) if d not in named):
         return mine, "new", f"{_shape(theirs)} there, {_shape(mine)} here"
+    changed = [axis for axis in axes if list(axis.here) != list(axis.there)]
+    if not changed:
+        return theirs, "kept", ""
     here: list[Tensor] = []
     there: list[Tensor] = []
     for d in range(mine.ndim):
@@ -83,9 +86,6 @@ def rearrange(mine: Tensor, theirs: Tensor, axes: Sequence[Axis]) -> tuple[Tenso
             return mine, "new", f"no {named[d].what} in common"
         for place, index in ((here, rows[0]), (there, rows[1])):
             place.append(torch.tensor(index).view(-1, *[1] * (mine.ndim - 1 - d)))
-    changed = [axis for axis in axes if list(axis.here) != list(axis.there)]
-    if not changed:
-        return theirs, "kept", ""
     filled = mine.clone()
     filled[tuple(here)] = theirs.to(mine.dtype)[tuple(there)]
     return filled, "moved", "; ".join(axis.note() for axis in changed)

@@ -353,7 +353,7 @@ class _Pretrained(Pretrained):
         Raises:
             ZooError: if it can't be.
         """
-        if self.identity:
+        if self.state:
             return self.state
         rank_zero_info(f"Fetching the weights of {self.given}")
         try:
@@ -364,4 +364,5 @@ class _Pretrained(Pretrained):
                 f"model.pretrained: the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
                 "name a checkpoint file"
             ) from None
-        return cast(dict[str, Tensor], network.state_dict())
+        self.state = cast(dict[str, Tensor], network.state_dict())
+        return self.state
