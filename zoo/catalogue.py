@@ -77,8 +77,9 @@ def create_model(name: str, pretrained: bool = True, **overrides: Any) -> nn.Mod
     check_file(entry)
     checkpoint = read_checkpoint(entry.path)
     claim = read_claim(checkpoint, entry.path)
-    if unknown := sorted(set(overrides) - set(claim["settings"])):
-        raise ZooError(f"{unknown[0]}: no setting of {name}; it has {', '.join(sorted(claim['settings']))}")
+    task = TASKS[entry.family](**claim["settings"])
+    if unknown := sorted(set(overrides) - set(task.hparams)):
+        raise ZooError(f"{unknown[0]}: no setting of {name}; it has {', '.join(sorted(task.hparams))}")
     task = TASKS[entry.family](**{**claim["settings"], **overrides})
     if pretrained:
         task.on_load_checkpoint(checkpoint)

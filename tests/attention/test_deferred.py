@@ -41,6 +41,7 @@ def assert_same(got, want):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_does_not_depend_on_how_tokens_are_chunked(kind, tokens_a_chunk, share, monkeypatch):
     monkeypatch.setattr(deferred, "_CHUNK", tokens_a_chunk * D * (D // H))  # H dh dh numbers a token
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # of each thread
     decoder, x = make(share, **KINDS[kind]), tokens()
     wanted = [x, *decoder.parameters()]
     got = gradients(decoder(x), wanted, 1)

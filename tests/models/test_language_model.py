@@ -23,6 +23,10 @@ MODES = {
     "independent_layer_bias": {"use_layer_bias": True, "share_mlp": False},
     "learned": {"positions": "learned"},
     "tied": {"tie_embeddings": True},
+    "stride": {"context_stride": 4},
+    "stride_independent": {"context_stride": 3, "share_mlp": False},
+    "stride_compact": {"context_stride": 3, "compact_rank": 2},
+    "chunks": {"chunk_size": 2},
 }
 
 
@@ -56,13 +60,13 @@ def test_greedy_with_the_cache_equals_greedy_without_for_padded_batches(mode, pr
 def test_each_new_token_costs_one_generator_pass_over_itself(monkeypatch):
     model = make("shared")
     seen = []
-    original = StructuredMLPForM.head_metrics
+    original = StructuredMLPForM.causal_metrics
 
     def counted(self, x, *args, **kwargs):
         seen.append(x.shape[1])
         return original(self, x, *args, **kwargs)
 
-    monkeypatch.setattr(StructuredMLPForM, "head_metrics", counted)
+    monkeypatch.setattr(StructuredMLPForM, "causal_metrics", counted)
     model.generate([[1, 2, 3, 4, 5]], 6, temperature=0)
     assert seen == [5, 1, 1, 1, 1, 1]
 

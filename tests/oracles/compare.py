@@ -23,6 +23,8 @@ MODES: dict[str, dict[str, Any]] = {
     "compact_rank": {"compact_rank": 2},
     "free_M": {"free_M": True, "off_diag_mode": "linear_comb"},
     "layer_bias": {"use_layer_bias": True, "layer_bias_rank": 2},
+    "stride": {"context_stride": 2},
+    "chunks": {"chunk_size": 2},
 }
 SEEDS = st.integers(0, 2**31 - 1)
 
@@ -41,6 +43,9 @@ def generator_options(draw: Any, mode: str) -> dict[str, Any]:
     }
     if draw(st.booleans()):
         options |= {"use_layer_bias": True, "layer_bias_rank": draw(st.integers(1, 3))}
+    options["context_stride"] = draw(st.sampled_from([1, 1, 2, 3]))
+    if mode != "compact_rank":  # which forms no metrics that could be cut
+        options["chunk_size"] = draw(st.sampled_from([None, None, 1, 3]))
     options |= MODES[mode]
     if "compact_rank" in options:
         options["compact_rank"] = draw(st.integers(1, 4))

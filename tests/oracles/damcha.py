@@ -59,6 +59,14 @@ def context(rows: Tensor, real: Sequence[bool]) -> Tensor:
     return total / max(count, 1)
 
 
+def block_start(real: Sequence[bool], t: int, stride: int) -> int:
+    """The first token of t's block of ``stride`` real tokens; t itself where it is padding, which no query asks for."""
+    if stride == 1 or not real[t]:
+        return t
+    tokens = [s for s in range(t + 1) if real[s]]
+    return tokens[(len(tokens) - 1) // stride * stride]
+
+
 @dataclass
 class GeneratorOracle:
     """f_theta with every ablation. ``alpha`` is the sample that ``bayesian`` draws while training."""
@@ -75,6 +83,8 @@ class GeneratorOracle:
     alpha: Tensor | None = None
     n_layers: int = 0
     layer_bias_rank: int = 0
+    context_stride: int = 1
+    chunk_size: int | None = None
 
     def matrix(self, c: Tensor, layer: int | None = 0) -> Tensor:
         """M (D, D) of one context (D,); ``layer`` None leaves the layer's bias out."""
@@ -121,7 +131,7 @@ class GeneratorOracle:
         made: dict[tuple[int, int], list[Tensor]] = {}
 
         def of(b: int, t: int) -> list[Tensor]:
-            seen = t + 1 if causal else x.shape[1]
+            seen = block_start(real[b].tolist(), t, self.context_stride) + 1 if causal else x.shape[1]
             if (b, seen) not in made:
                 c = context(x[b, :seen], real[b, :seen].tolist())
                 made[b, seen] = row_sums(self.matrix(c, layer), self.n_heads)
@@ -269,6 +279,9 @@ class DecoderOracle:
             source = each_token(lambda b, t: x[b, t], real, self.d_model, x.dtype) if self.share_mlp else inputs[n]
             total = torch.zeros(self.d_model, self.d_model, dtype=x.dtype)
             for b in range(len(x)):
-                total = total + self.generator(n).matrix(context(source[b], real[b].tolist()), n)
+                shown = real[b].tolist()
+                last = max((t for t in range(len(shown)) if shown[t]), default=len(shown) - 1)
+                end = block_start(shown, last, int((self.options or {}).get("context_stride", 1))) + 1
+                total = total + self.generator(n).matrix(context(source[b, :end], shown[:end]), n)
             matrices.append(total / len(x))
         return matrices

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.deferred import SharedMetrics
-from zoo.attention.metric import PrefixState, StructuredMLPForM, check_dropout, check_heads, check_input
+from zoo.attention.blocks import PrefixState
+from zoo.attention.metric import BlockMetrics, StructuredMLPForM, check_dropout, check_heads, check_input
 from zoo.errors import ZooError
 
 
@@ -25,6 +25,8 @@ class GeneratorOptions(TypedDict, total=False):
     layer_bias_rank: int
     compact_rank: int
     free_M: bool
+    context_stride: int
+    chunk_size: int | None
 
 
 # What each switch must be where no generator exists. Sizes (mlp_hidden, layer_bias_rank, ...) describe parts that are
@@ -36,6 +38,7 @@ _SWITCHED_OFF: dict[str, object] = {
     "use_layer_bias": False,
     "compact_rank": 0,
     "free_M": False,
+    "context_stride": 1,
 }
 
 
@@ -192,7 +195,7 @@ class MBasedAttention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         padding_mask: Tensor | None = None,
-        head_metrics: Tensor | SharedMetrics | None = None,
+        head_metrics: Tensor | BlockMetrics | None = None,
         need_weights: bool = False,
         cache: AttentionCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -206,7 +209,7 @@ class MBasedAttention(nn.Module):
             padding_mask: (B, T), True or non-zero at real tokens. Padded tokens are no keys, don't enter the context,
                 and their outputs are zero, whatever their values.
             head_metrics: metrics made elsewhere, (B, H, dh, dh) or one a query (B, T, H, dh, dh), layer bias included;
-                or a stack's ``SharedMetrics``, without. Else they are generated from ``x``.
+                or a stack's ``BlockMetrics``, without. Else they are generated from ``x``.
             need_weights: also return the attention weights; takes the explicit road, with the same y.
             cache: keys, values and context of earlier tokens; x then holds the new ones only.
 
@@ -265,7 +268,7 @@ class MBasedAttention(nn.Module):
     def _queries_and_keys(
         self,
         x: Tensor,
-        head_metrics: Tensor | SharedMetrics | None,
+        head_metrics: Tensor | BlockMetrics | None,
         is_causal: bool,
         padding_mask: Tensor | None,
         cache: AttentionCache | None,
@@ -280,13 +283,13 @@ class MBasedAttention(nn.Module):
             generator = self.metric_generator
             if generator is None:
                 return k @ self.static_metrics(), k
-            state = cache.prefix if cache is not None else None
-            m = generator.shared_metrics(x, padding_mask, state) if is_causal else None
-            if m is None:
-                m = generator.head_metrics(x, is_causal, padding_mask, self.layer_idx, state)
+            if is_causal:
+                m = generator.causal_metrics(x, padding_mask, None if cache is None else cache.prefix)
+            else:
+                m = generator.head_metrics(x, False, padding_mask, self.layer_idx)
         B, T, _ = x.shape
         H, dh = self.n_heads, self.head_dim
-        if isinstance(m, SharedMetrics):
+        if isinstance(m, BlockMetrics):
             q = m.queries(x.view(B, T, H, dh)).transpose(1, 2)
             generator = self.metric_generator
             bias = None if generator is None else generator.layer_bias_metrics(self.layer_idx)

@@ -1,8 +1,7 @@
 """The metric of DAMCHA: from a context vector to one bilinear form per head."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -10,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zoo.attention.deferred import SharedMetrics
+from zoo.attention.blocks import PrefixState, TokenBlocks, block_contexts, mean_context
+from zoo.attention.deferred import SharedMetrics, Workspace
 from zoo.errors import ZooError
 
 OFF_DIAG_MODES = ("mlp", "linear_comb", "bayesian", "separate_B")
@@ -51,52 +51,15 @@ def check_heads(d_model: int, n_heads: int) -> None:
         )
 
 
-@dataclass
-class PrefixState:
-    """What the causal context needs to remember of the tokens already seen.
+class BlockMetrics:
+    """Causal metrics, one a block of tokens, without layer bias, for one layer or several to read."""
 
-    ``total`` (B, D) is the sum over real tokens and ``count`` (B, 1) their number, both in float32 (float64 for
-    float64 inputs). A fresh state holds None until the first tokens arrive.
-    """
+    def __init__(self, blocks: TokenBlocks, read: Callable[[Tensor], Tensor]) -> None:
+        self._blocks, self._read = blocks, read
 
-    total: Tensor | None = None
-    count: Tensor | None = None
-
-
-def mean_context(x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-    """Mean over the real tokens: (B, T, D) -> (B, D), zero where a row has none."""
-    wide = x.double() if x.dtype == torch.float64 else x.float()
-    if padding_mask is None:
-        return wide.mean(dim=1).to(x.dtype)
-    real = padding_mask.bool().unsqueeze(-1)  # (B, T, 1)
-    total = wide.masked_fill(~real, 0).sum(dim=1)
-    return (total / real.sum(dim=1).clamp(min=1)).to(x.dtype)
-
-
-def prefix_mean_context(x: Tensor, padding_mask: Tensor | None = None, state: PrefixState | None = None) -> Tensor:
-    """Mean over the real tokens up to and including each position: (B, T, D) -> (B, T, D).
-
-    Sums and counts are kept in float32 (float64 for float64 inputs): a bfloat16 running sum is wrong after a few
-    hundred tokens. A prefix without a real token has context zero. With ``state`` the prefix goes on from the tokens
-    seen before, and the state is brought up to date.
-    """
-    wide = x.double() if x.dtype == torch.float64 else x.float()
-    if padding_mask is None:
-        total = wide.cumsum(dim=1)
-        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=wide.dtype).view(1, -1, 1)
-    else:
-        real = padding_mask.bool().unsqueeze(-1)
-        total = wide.masked_fill(~real, 0).cumsum(dim=1)
-        count = real.to(wide.dtype).cumsum(dim=1)
-    if state is not None:
-        if state.total is not None and state.count is not None:
-            if len(state.total) != len(x):
-                raise ZooError(
-                    f"cache: got {len(x)} rows, but it holds {len(state.total)}; use a new one for another batch"
-                )
-            total, count = total + state.total.unsqueeze(1), count + state.count.unsqueeze(1)
-        state.total, state.count = total[:, -1], count[:, -1].expand(x.shape[0], 1)
-    return (total / count.clamp(min=1)).to(x.dtype)
+    def queries(self, x: Tensor) -> Tensor:
+        """``X_i m_i`` for every token and head: (B, T, H, dh) -> (B, T, H, dh)."""
+        return self._blocks.scatter(self._read(self._blocks.gather(x)))
 
 
 class StructuredMLPForM(nn.Module):
@@ -125,6 +88,11 @@ class StructuredMLPForM(nn.Module):
         compact_rank: r > 0 generates M = U V^T / sqrt(r) with U, V of shape (D, r); the last layer shrinks from
             K D^2 to 2 K D r weights.
         free_M: take the raw output as M, whatever ``off_diag_mode`` says.
+        context_stride: s > 1 gives s causal queries in a row the metric of the first of them: query t's comes from the
+            mean of x[:, :b+1], b the first position of t's block, so no query sees ahead. Time and memory of the
+            metrics fall by s. Ours, not the method's, which is 1.
+        chunk_size: how many causal metrics exist at once, forward and backward; None keeps them where that is faster.
+            It bounds memory, costs time and changes no number. Under ``torch.compile`` the compiler plans memory.
 
     Raises:
         ZooError: for a value out of range or a combination without meaning.
@@ -147,6 +115,8 @@ class StructuredMLPForM(nn.Module):
         layer_bias_rank: int = 16,
         compact_rank: int = 0,
         free_M: bool = False,
+        context_stride: int = 1,
+        chunk_size: int | None = None,
     ) -> None:
         super().__init__()
         check_heads(d_model, n_heads)
@@ -167,6 +137,19 @@ class StructuredMLPForM(nn.Module):
                 f"layer_bias_rank: got {layer_bias_rank} for {n_layers} layers; use_layer_bias needs a rank and a "
                 "number of layers of at least 1"
             )
+        if context_stride < 1:
+            raise ZooError(
+                f"context_stride: got {context_stride}; it is the number of tokens that share a context, so give 1 for "
+                "the method as it is or more"
+            )
+        if chunk_size is not None and chunk_size < 1:
+            raise ZooError(f"chunk_size: got {chunk_size}; give at least 1, or leave it out for no bound")
+        if chunk_size is not None and compact_rank:
+            raise ZooError(
+                f"chunk_size: got {chunk_size} with compact_rank {compact_rank}; a low-rank metric is read without "
+                "being formed, so leave chunk_size out"
+            )
+        self.context_stride, self.chunk_size = context_stride, chunk_size
         self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
         self.diag_scale, self.off_diag_scale = diag_scale, off_diag_scale
         self.off_diag_mode = "mlp" if free_M else off_diag_mode
@@ -199,6 +182,7 @@ class StructuredMLPForM(nn.Module):
 
         self.last_context: Tensor | None = None  # no buffer: DDP would broadcast it between batches of unequal size
         self._fused: tuple[int, list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
+        self._workspace = Workspace()
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -300,33 +284,47 @@ class StructuredMLPForM(nn.Module):
         Returns:
             m (B, H, dh, dh), or (B, T, H, dh, dh) if causal.
         """
-        m = self._row_sums(self._context(x, causal, padding_mask, state))
-        return m if layer_idx is None else self.add_layer_bias(m, layer_idx)
-
-    def shared_metrics(
-        self, x: Tensor, padding_mask: Tensor | None = None, state: PrefixState | None = None
-    ) -> SharedMetrics | None:
-        """Causal metrics, without layer bias, for several layers to read; the fast road while gradients are on.
-
-        None where there is nothing to gain: gradients off, a low-rank M, or a graph being compiled.
-        """
-        if self.compact_rank or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return None
-        hidden = self.hidden(self._context(x, True, padding_mask, state))
-        weight, bias = self._fused_out()
-        return SharedMetrics(hidden, weight, bias, self.n_heads)
-
-    def _context(self, x: Tensor, causal: bool, padding_mask: Tensor | None, state: PrefixState | None) -> Tensor:
-        """What the metrics are generated from, (B, D) or causal (B, T, D); the last of it is kept for pictures."""
         check_input(x, self.d_model, padding_mask)
         if causal:
-            context = prefix_mean_context(x, padding_mask, state)
-            last = context[:, -1]
+            contexts, blocks = self._block_contexts(x, padding_mask, state)
+            m = blocks.spread(self._row_sums(contexts))
         else:
-            context = last = mean_context(x, padding_mask)
+            context = mean_context(x, padding_mask)
+            self._remember(context)
+            m = self._row_sums(context)
+        return m if layer_idx is None else self.add_layer_bias(m, layer_idx)
+
+    def causal_metrics(
+        self, x: Tensor, padding_mask: Tensor | None = None, state: PrefixState | None = None, readers: int = 1
+    ) -> BlockMetrics:
+        """The same causal metrics, without layer bias, for ``readers`` layers to read: the fast road.
+
+        Arguments are those of ``head_metrics``.
+        """
+        check_input(x, self.d_model, padding_mask)
+        contexts, blocks = self._block_contexts(x, padding_mask, state)
+        hidden = self.hidden(contexts)  # (B, n, K)
+        if self.compact_rank:
+            U, V = self._summed_factors(hidden)
+            return BlockMetrics(blocks, lambda tokens: (tokens @ U) @ V.transpose(-1, -2))
+        weight, bias = self._fused_out()
+        if torch.compiler.is_compiling():
+            m = F.linear(hidden, weight, bias).view(*hidden.shape[:-1], self.n_heads, self.head_dim, self.head_dim)
+            return BlockMetrics(blocks, lambda tokens: tokens @ m)
+        shared = SharedMetrics(hidden, weight, bias, self.n_heads, readers, self.chunk_size, self._workspace)
+        return BlockMetrics(blocks, shared.read)
+
+    def _block_contexts(
+        self, x: Tensor, padding_mask: Tensor | None, state: PrefixState | None
+    ) -> tuple[Tensor, TokenBlocks]:
+        contexts, blocks = block_contexts(x, self.context_stride, padding_mask, state)
+        self._remember(blocks.last(contexts))
+        return contexts, blocks
+
+    def _remember(self, context: Tensor) -> None:
+        """Keep each row's last context (B, D), for pictures."""
         if not torch.compiler.is_exporting():  # an exported graph can't write to its module
-            self.last_context = last.detach()
-        return context
+            self.last_context = context.detach()
 
     def layer_bias_metrics(self, layer_idx: int) -> Tensor | None:
         """Block-row sums (H, dh, dh) of layer ``layer_idx``'s bias; None without ``use_layer_bias``."""
@@ -342,17 +340,25 @@ class StructuredMLPForM(nn.Module):
         H, dh = self.n_heads, self.head_dim
         hidden = self.hidden(context)
         if self.compact_rank:
-            raw = self.out(hidden)
-            U, V = (f.view(*raw.shape[:-1], H, dh, -1) for f in self._low_rank_factors(raw))  # (..., H, dh, r)
-            summed = self.off_diag_scale * V.sum(-3, keepdim=True) + (self.diag_scale - self.off_diag_scale) * V
-            return U @ summed.transpose(-1, -2) / math.sqrt(self.compact_rank)
+            U, V = self._summed_factors(hidden)
+            return U @ V.transpose(-1, -2)
         weight, bias = self._fused_out()
         return F.linear(hidden, weight, bias).view(*hidden.shape[:-1], H, dh, dh)
+
+    def _summed_factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Low-rank factors of the block-row sums m = U V^T, each (..., H, dh, r)."""
+        raw = self.out(hidden)
+        lead = (*raw.shape[:-1], self.n_heads, self.head_dim)
+        U, V = (factor.view(*lead, self.compact_rank) for factor in self._low_rank_factors(raw))
+        summed = self.off_diag_scale * V.sum(-3, keepdim=True) + (self.diag_scale - self.off_diag_scale) * V
+        return U, summed / math.sqrt(self.compact_rank)
 
     def _row_sum_of(self, full: Tensor) -> Tensor:
         """(D, D, *) -> (H, dh, dh, *): block rows summed with their scales."""
         H, dh = self.n_heads, self.head_dim
         blocks = full.reshape(H, dh, H, dh, *full.shape[2:])
+        if self.diag_scale == self.off_diag_scale == 1:
+            return blocks.sum(dim=2)
         return torch.einsum("ij,iajb...->iab...", self._block_scales().to(full.dtype), blocks)
 
     def _fuse(self) -> tuple[Tensor, Tensor]:
@@ -420,15 +426,17 @@ class StructuredMLPForM(nn.Module):
 
     def train(self, mode: bool = True) -> "StructuredMLPForM":
         self._fused = None  # writes through .data leave no trace; a change of mode is where such swaps happen
+        self._workspace.clear()
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "StructuredMLPForM":
         self._fused = None
+        self._workspace.clear()
         moved: StructuredMLPForM = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return moved
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fused": None}
+        return {**self.__dict__, "_fused": None, "_workspace": Workspace()}
 
     # ------------------------------------------------------------------ looking in, and the loss of bayesian
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.attention import AttentionCache, GeneratorOptions, MBasedAttention, PrefixState, StructuredMLPForM, check_mode
-from zoo.attention.deferred import SharedMetrics
-from zoo.attention.metric import check_dropout, check_input
+from zoo.attention.metric import BlockMetrics, check_dropout, check_input
 from zoo.errors import ZooError
 
 
@@ -47,7 +46,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         padding_mask: Tensor | None,
-        head_metrics: Tensor | SharedMetrics | None,
+        head_metrics: BlockMetrics | None,
         cache: AttentionCache | None,
     ) -> Tensor:
         def attend(h: Tensor) -> Tensor:
@@ -157,17 +156,11 @@ class Decoder(nn.Module):
         hidden = None if padding_mask is None else ~padding_mask.bool().unsqueeze(-1)
         if hidden is not None:
             x = x.masked_fill(hidden, 0)
-        shared: Tensor | SharedMetrics | None = None
-        generator = self.shared_mlp
-        if generator is not None:
+        metrics = None
+        if self.shared_mlp is not None:
             state = None if cache is None else cache.prefix
-            shared = generator.shared_metrics(x, padding_mask, state)
-            if shared is None:
-                shared = generator.head_metrics(x, True, padding_mask, layer_idx=None, state=state)
+            metrics = self.shared_mlp.causal_metrics(x, padding_mask, state, readers=len(self.layers))
         for i, layer in enumerate(self.layers):
-            metrics = shared
-            if generator is not None and isinstance(shared, Tensor):
-                metrics = generator.add_layer_bias(shared, i)
             x = layer(x, padding_mask, metrics, None if cache is None else cache.layers[i])
         x = self.norm(x)
         return x if hidden is None else x.masked_fill(hidden, 0)

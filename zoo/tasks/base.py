@@ -603,7 +603,8 @@ class ZooTask(pl.LightningModule, ABC):
                 raise ZooError(f"checkpoint: {_altered(error)}") from None
             self._freeze()
         check_identity(claim["identity"], self.data_identity, self.mismatch_advice)
-        saved = {name: claim["settings"].get(name) for name in self.network_settings}
+        defaults = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
+        saved = {name: claim["settings"].get(name, plain(defaults[name])) for name in self.network_settings}
         current = {name: plain(self.hparams)[name] for name in self.network_settings}
         if found := differences(saved, current):
             raise CheckpointMismatchError(

@@ -50,6 +50,9 @@ class BitsPerByte(Metric):
         return (self.nats / self.bytes + self.rest / self.bytes) / math.log(2)
 
 
+_FREE = ("dropout", "off_diag_alpha_init", "chunk_size", "use_multihead_M")  # settings that weights don't depend on
+
+
 class LanguageModelTask(ZooTask):
     """Train a causal language model whose attention is DAMCHA, one of its ablations, or ordinary attention.
 
@@ -77,6 +80,9 @@ class LanguageModelTask(ZooTask):
         layer_bias_rank: its rank.
         compact_rank: generate a metric of this rank instead of a full one; 0 is full rank.
         free_M: take the generator's raw output, whatever off_diag_mode says.
+        context_stride: s > 1 gives s tokens in a row the metric of the first of them, which saves time and memory; an
+            addition of this zoo. 1 is the method.
+        chunk_size: how many metrics exist at once; less memory, more time, the same numbers. Left out: what is faster.
         use_multihead_M: accepted for compatibility with the method's command line; changes nothing.
         kl_weight: weight of the KL term of off_diag_mode bayesian in the loss.
         lr: AdamW's learning rate at its height.
@@ -99,7 +105,7 @@ class LanguageModelTask(ZooTask):
     network_settings: ClassVar[tuple[str, ...]] = (
         *("d_model", "n_heads", "d_ff", "n_layers", "use_M", "use_mlp", "share_mlp", "norm_first", "mlp_hidden"),
         *("positions", "max_len", "tie_embeddings", "diag_scale", "off_diag_scale", "off_diag_mode"),
-        *("use_layer_bias", "layer_bias_rank", "compact_rank", "free_M"),
+        *("use_layer_bias", "layer_bias_rank", "compact_rank", "free_M", "context_stride"),
     )
     mismatch_advice = (
         "To use this text with the checkpoint's vocabulary, set data.tokenizer to the checkpoint file; to train on it "
@@ -133,6 +139,8 @@ class LanguageModelTask(ZooTask):
         layer_bias_rank: int = 16,
         compact_rank: int = 0,
         free_M: bool = False,
+        context_stride: int = 1,
+        chunk_size: int | None = None,
         use_multihead_M: bool = True,
         kl_weight: float = 1e-4,
         lr: float = 3e-3,
@@ -157,7 +165,7 @@ class LanguageModelTask(ZooTask):
 
     def _make_network(self, vocab_size: int, device: str | None = None) -> LanguageModel:
         passed = {name: self.hparams[name] for name in self.network_settings}
-        passed |= {name: self.hparams[name] for name in ("dropout", "off_diag_alpha_init", "use_multihead_M")}
+        passed |= {name: self.hparams[name] for name in _FREE}
         if device is None:
             return LanguageModel(vocab_size=vocab_size, **passed)
         with torch.device(device):
