@@ -104,7 +104,10 @@ def padding(B: int, T: int, seed: int, kind: str) -> Tensor:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the largest element count among the outputs of all operations, and how many operations ran."""
+    """Remembers the largest element count among the outputs of all operations, and how many operations ran.
+
+    A sparse tensor counts as what it holds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,5 +116,8 @@ class LargestTensor(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.operations += 1
-        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(out) if isinstance(t, Tensor))])
+        held = (
+            t._nnz() if t.layout == torch.sparse_csr else t.numel() for t in tree_leaves(out) if isinstance(t, Tensor)
+        )
+        self.numel = max([self.numel, *held])
         return out

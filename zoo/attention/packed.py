@@ -3,8 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, Self, TypedDict, Unpack, cast
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from zoo.attention.edges import CompressedEdges, Edges, IndexedEdges
 from zoo.errors import CheckpointMismatchError, Kpnn2Error
 from zoo.graph import AdjacencySpec
 
@@ -86,7 +86,7 @@ class PackedMultiheadAttention(nn.Module):
 
     source_index: Tensor
     target_index: Tensor
-    _sorted: "tuple[Tensor, Tensor, tuple[int | None, int | None], _SortedEdges] | None" = None
+    _sorted: tuple[Tensor, Tensor, tuple[int | None, int | None], Edges] | None = None
 
     def __init__(
         self,
@@ -226,45 +226,44 @@ class PackedMultiheadAttention(nn.Module):
                 "layer from edges that point forward"
             )
         batch = self._batch_shape(query, key, value)
-        hidden = self._hidden_keys(key_padding_mask, batch, query.device)  # (S, B, 1) or None
+        hidden = self._hidden_keys(key_padding_mask, batch, query.device)  # (B, S) or None
         edges = self._sorted_edges()
 
         with _no_autocast(query.device.type):
-            q = self._node_major(self.q_proj, query, batch) / math.sqrt(self.head_dim)  # (L, B, H, dh)
-            k = self._node_major(self.k_proj, key, batch, hidden)  # (S, B, H, dh)
-            v = self._node_major(self.v_proj, value, batch, hidden)
-            scores = _edge_dot(q, k, edges.target, edges.source, self.chunk_size)  # (nnz, B, H)
+            q = self._by_head(self.q_proj, query, batch)  # (B, L, H, dh)
+            k = self._by_head(self.k_proj, key, batch, hidden)  # (B, S, H, dh)
+            v = self._by_head(self.v_proj, value, batch, hidden)
+            scores = edges.dot(q, k, 1 / math.sqrt(self.head_dim))
             if hidden is not None:
-                scores = scores.masked_fill(hidden.index_select(0, edges.source), -math.inf)
-            weights = _edge_softmax(scores, edges.target, self.query_features)
-            weights = F.dropout(weights, self.dropout, self.training)
-            mix = _edge_mix(weights, v, edges.source, edges.target, self.query_features, self.chunk_size)
-            mix = self._as_given(mix.flatten(2).to(self.out_proj.weight.dtype), batch)
-            output = self.out_proj(mix)
+                scores = edges.hide(scores, hidden)
+            weights = F.dropout(edges.softmax(scores), self.dropout, self.training)
+            mix = edges.mix(weights, v).flatten(-2)  # (B, L, D)
+            output = self.out_proj(self._as_passed(mix.to(self.out_proj.weight.dtype), batch))
             if not need_weights:
                 return output, None
+            weights = edges.as_given(weights, self.num_heads)  # (B, nnz, H)
             if average_attn_weights:
                 weights = weights.mean(dim=-1, keepdim=True)
-            weights = torch.empty_like(weights).index_copy(0, edges.order, weights)  # as the edges were given
-            weights = self._as_given(weights.to(output.dtype), batch)
+            weights = self._as_passed(weights.to(output.dtype), batch)
             return output, weights.squeeze(-1) if average_attn_weights else weights
 
-    def _node_major(self, proj: nn.Linear, x: Tensor, batch: torch.Size, hidden: Tensor | None = None) -> Tensor:
-        """Project and lay out as (n, B, H, dh): what an edge gathers is then one contiguous row."""
+    def _by_head(self, proj: nn.Linear, x: Tensor, batch: torch.Size, hidden: Tensor | None = None) -> Tensor:
+        """Project, and lay out as (B, n, H, dh) in float32 or float64."""
         x = x.to(proj.weight.dtype)
-        if self.batch_first or x.dim() == 2:
-            x = x.reshape(math.prod(batch), *x.shape[-2:]).transpose(0, 1)  # (n, B, D)
+        if not self.batch_first and x.dim() == 3:
+            x = x.transpose(0, 1)
+        x = x.reshape(math.prod(batch), *x.shape[-2:])
         if hidden is not None:
-            x = x.masked_fill(hidden, 0)  # NaN in padding would survive a product with zero
+            x = x.masked_fill(hidden.unsqueeze(-1), 0)  # NaN in padding would survive a product with zero
         x = proj(x)
         x = x.to(torch.float32 if x.dtype in _HALF else x.dtype)
-        return x.reshape(*x.shape[:2], self.num_heads, self.head_dim)
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim)
 
-    def _as_given(self, x: Tensor, batch: torch.Size) -> Tensor:
-        """From (n, B, width) to the caller's layout."""
+    def _as_passed(self, x: Tensor, batch: torch.Size) -> Tensor:
+        """From (B, n, width) to the caller's layout."""
         if not self.batch_first and batch:
-            return x
-        return x.transpose(0, 1).reshape(*batch, x.shape[0], x.shape[-1])
+            return x.transpose(0, 1)
+        return x.reshape(*batch, *x.shape[-2:])
 
     def _batch_shape(self, query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
         shapes = []
@@ -307,7 +306,7 @@ class PackedMultiheadAttention(nn.Module):
                 f"key_padding_mask: got shape {tuple(mask.shape)}; expected {(*batch, self.key_features)}, the batch "
                 "shape and then the keys, so reshape or expand it"
             )
-        return mask.to(device).reshape(math.prod(batch), self.key_features).t().unsqueeze(-1)
+        return mask.to(device).reshape(math.prod(batch), self.key_features)
 
     def extra_repr(self) -> str:
         return (
@@ -364,14 +363,15 @@ class PackedMultiheadAttention(nn.Module):
                     f"the index or set {bound} to the number of nodes it counts"
                 )
 
-    def _sorted_edges(self) -> "_SortedEdges":
-        """The edges by target: sums over a query's edges then write to one place after the other.
+    def _sorted_edges(self) -> Edges:
+        """The edges in an order that suits the device.
 
         Made at the first use on a device, and again when the buffers hold something else.
         """
         source, target = self.source_index, self.target_index
         if torch.compiler.is_compiling():  # values aren't known then, and any order is right
-            return _SortedEdges(source, target, order=torch.arange(self.nnz, device=source.device))
+            order = torch.arange(self.nnz, device=source.device)
+            return IndexedEdges(source, target, order, self.query_features, self.chunk_size)
         versions = (_version(source), _version(target))
         if self._sorted is not None:
             old_source, old_target, old_versions, edges = self._sorted
@@ -383,8 +383,11 @@ class PackedMultiheadAttention(nn.Module):
                 return edges
         self._check_range(source.cpu().numpy(), target.cpu().numpy())
         with torch.inference_mode(False):  # the first use may be a validation step, and training goes on with this
-            by_target, order = target.sort(stable=True)
-            edges = _SortedEdges(source=source[order], target=by_target, order=order)
+            edges = (
+                CompressedEdges(source, target, self.key_features, self.query_features, self.chunk_size)
+                if source.device.type == "cpu"
+                else IndexedEdges.sort(source, target, self.query_features, self.chunk_size)
+            )
         self._sorted = (source, target, versions, edges)
         return edges
 
@@ -552,120 +555,6 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-# ---------------------------------------------------------------------- arithmetic on edges
-
-
-@dataclass(frozen=True)
-class _SortedEdges:
-    """Edges by ascending target; ``order`` says at which place each was given."""
-
-    source: Tensor
-    target: Tensor
-    order: Tensor
-
-    def are(self, source: Tensor, target: Tensor) -> bool:
-        """Whether these edges are those, in the order given."""
-        return (
-            source.device == self.order.device
-            and source.shape == target.shape == self.order.shape
-            and torch.equal(source[self.order], self.source)
-            and torch.equal(target[self.order], self.target)
-        )
-
-
-def _parts(n: int, size: int | None) -> Iterator[slice]:
-    size = n if size is None else size
-    return (slice(start, start + size) for start in range(0, n, size))
-
-
-# The gradients of a dot product over edges are mixes over edges, and the other way round. So each of the two functions
-# is the other's backward pass, any number of times; and what is kept for it are nodes and weights, never a gather.
-
-
-class _EdgeDot(torch.autograd.Function):
-    @staticmethod
-    def forward(a: Tensor, b: Tensor, at: Tensor, bt: Tensor, chunk: int | None) -> Tensor:
-        out = a.new_empty(len(at), *a.shape[1:-1])  # (nnz, B, H)
-        for part in _parts(len(at), chunk):
-            product = a.index_select(0, at[part]).mul_(b.index_select(0, bt[part]))  # (part, B, H, dh)
-            torch.sum(product, dim=-1, out=out[part])
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.chunk = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, at, bt = ctx.saved_tensors
-        grad_a = _edge_mix(grad, b, bt, at, len(a), ctx.chunk) if ctx.needs_input_grad[0] else None
-        grad_b = _edge_mix(grad, a, at, bt, len(b), ctx.chunk) if ctx.needs_input_grad[1] else None
-        return grad_a, grad_b, None, None, None
-
-
-class _EdgeMix(torch.autograd.Function):
-    @staticmethod
-    def forward(w: Tensor, v: Tensor, source: Tensor, target: Tensor, n_targets: int, chunk: int | None) -> Tensor:
-        out = v.new_zeros(n_targets, *v.shape[1:])  # (n, B, H, dh)
-        for part in _parts(len(source), chunk):
-            out.index_add_(0, target[part], v.index_select(0, source[part]).mul_(w[part].unsqueeze(-1)))
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.n_targets, ctx.chunk = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        w, v, source, target = ctx.saved_tensors
-        grad_w = _edge_dot(grad, v, target, source, ctx.chunk) if ctx.needs_input_grad[0] else None
-        grad_v = _edge_mix(w, grad, target, source, len(v), ctx.chunk) if ctx.needs_input_grad[1] else None
-        return grad_w, grad_v, None, None, None, None
-
-
-class _EdgeSoftmax(torch.autograd.Function):
-    @staticmethod
-    def forward(scores: Tensor, target: Tensor, n_targets: int) -> Tensor:
-        rows = (n_targets, *scores.shape[1:])  # (L, B, H)
-        places = target.view(-1, 1, 1).expand_as(scores)
-        # Hidden scores are -inf by now, so the largest is the largest visible one and no exponent is above zero.
-        top = scores.new_full(rows, -math.inf).scatter_reduce_(0, places, scores, "amax")
-        top.masked_fill_(top == -math.inf, 0)
-        w = (scores - top.index_select(0, target)).exp_()
-        total = scores.new_zeros(rows).index_add_(0, target, w)
-        total.masked_fill_(total == 0, 1)  # a query that sees no key
-        return w.div_(total.index_select(0, target))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, target, ctx.n_targets = inputs
-        ctx.save_for_backward(output, target)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        w, target = ctx.saved_tensors
-        product = w * grad
-        total = product.new_zeros(ctx.n_targets, *product.shape[1:]).index_add(0, target, product)
-        return product - w * total.index_select(0, target), None, None
-
-
-def _edge_dot(a: Tensor, b: Tensor, at: Tensor, bt: Tensor, chunk: int | None) -> Tensor:
-    """Dot products over the last axis, ``a[at[e]] . b[bt[e]]`` for every edge e: (nnz, B, H)."""
-    return cast(Tensor, _EdgeDot.apply(a, b, at, bt, chunk))
-
-
-def _edge_mix(w: Tensor, v: Tensor, source: Tensor, target: Tensor, n_targets: int, chunk: int | None) -> Tensor:
-    """For every target the sum of ``w[e] v[source[e]]`` over its edges e: (n_targets, B, H, dh)."""
-    return cast(Tensor, _EdgeMix.apply(w, v, source, target, n_targets, chunk))
-
-
-def _edge_softmax(scores: Tensor, target: Tensor, n_targets: int) -> Tensor:
-    """Softmax of scores (nnz, B, H) over the edges of each target; where all are -inf it is zero."""
-    return cast(Tensor, _EdgeSoftmax.apply(scores, target, n_targets))
 
 
 # ---------------------------------------------------------------------- arguments
