@@ -26,6 +26,8 @@ from tests.oracles.compare import (
     randomized,
 )
 from tests.oracles.packed import packed_attention
+from zoo.attention import edges, packed
+from zoo.attention.edges import IndexedEdges
 from zoo.attention.packed import PackedMultiheadAttention, check_packed_layers
 from zoo.errors import CheckpointMismatchError, Kpnn2Error, ZooError
 from zoo.graph import parse_adjacency
@@ -113,9 +115,26 @@ def inputs(draw, layer):
 # ---------------------------------------------------------------------- the equations
 
 
-@examples(80)
+def along(road, patch):
+    """Have layers compute by sparse rows, as on any CPU, by index, as elsewhere, or densely where that is possible."""
+    if road == "index":
+        patch.setattr(packed, "CompressedEdges", lambda s, t, _, n, chunk: IndexedEdges.sort(s, t, n, chunk))
+    patch.setattr(edges, "_DENSE_FROM", 0 if road == "dense" else math.inf)
+    patch.setattr(edges, "_DENSE", 0)
+
+
+@pytest.mark.parametrize("together", [1, 40, 1 << 20])
+@pytest.mark.parametrize("road", ["rows", "index", "dense"])
+@examples(40)
 @given(data=st.data())
-def test_layer_follows_its_equations(data):
+def test_layer_follows_its_equations(road, together, data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edges, "_TOGETHER", together)
+        along(road, patch)
+        check_layer_against_its_equations(data)
+
+
+def check_layer_against_its_equations(data):
     (layer,) = data.draw(layers())
     query, key, value, mask, batch = data.draw(inputs(layer))
     if 0 in batch:
@@ -127,8 +146,9 @@ def test_layer_follows_its_equations(data):
     wanted = dict(layer.named_parameters()) | {"query": query, "key": key, "value": value}
     for got, want in ((y, expected), (weights, expected_weights)):
         assert_same_with_gradients(got if first else got.transpose(0, 1), want, wanted, 0, **EXACT)
-    assert torch.equal(layer(query, key, value, mask)[0], y)
-    assert layer(query, key, value, mask)[1] is None
+    short, none = layer(query, key, value, mask)
+    assert none is None
+    assert_same_with_gradients(short if first else short.transpose(0, 1), expected, wanted, 0, **EXACT)
     mean = layer(query, key, value, mask, need_weights=True)[1]
     torch.testing.assert_close(mean, weights.mean(-1), **EXACT)
 
@@ -185,8 +205,10 @@ def test_recorded_layers_have_the_recorded_digests(name):
         assert bytes(state["identity"].tolist()).decode() == recorded["identity_utf8"]
 
 
+@pytest.mark.parametrize("road", ["rows", "index", "dense"])
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_gradients_and_second_gradients_are_those_of_finite_differences(chunk_size):
+def test_gradients_and_second_gradients_are_those_of_finite_differences(chunk_size, road, monkeypatch):
+    along(road, monkeypatch)
     layer = PackedMultiheadAttention([0, 1, 1, 2], [1, 0, 1, 1], 3, 3, 4, 2, chunk_size=chunk_size)
     randomized(layer, 0).eval()
     mask = torch.tensor([[False, False, True]])
@@ -195,8 +217,31 @@ def test_gradients_and_second_gradients_are_those_of_finite_differences(chunk_si
     def run(q, k, v):
         return layer(q, k, v, mask, need_weights=True, average_attn_weights=False)
 
-    assert torch.autograd.gradcheck(run, points)
-    assert torch.autograd.gradgradcheck(run, points)
+    def run_short(q, k, v):
+        return layer(q, k, v)[0]
+
+    for function in (run, run_short):
+        assert torch.autograd.gradcheck(function, points)
+        assert torch.autograd.gradgradcheck(function, points)
+
+
+def test_dense_graph_takes_the_dense_kernel_unless_weights_are_dropped_hidden_or_wanted(monkeypatch):
+    n = 300
+    layer = PackedMultiheadAttention(*random_edges(n, n * n // 10), n, n, 8, 2, dropout=0.5)
+    x, calls = tensor(n, 8, dtype=torch.float32), []
+    fused = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k)
+    )
+    layer(x, x, x)
+    layer.eval()(x, x, x, torch.zeros(n, dtype=torch.bool))
+    by_rows = layer(x, x, x, need_weights=True)[0]
+    assert not calls
+    torch.testing.assert_close(layer(x, x, x)[0], by_rows)
+    assert len(calls) == 1
+    sparse = PackedMultiheadAttention(*random_edges(n, n * n // 50), n, n, 8, 2)
+    sparse(x, x, x)
+    assert len(calls) == 1
 
 
 def test_functional_transforms_see_through_the_layer():
@@ -680,7 +725,7 @@ def test_memory_grows_with_edges_and_a_chunk_bounds_the_gathers(chunk_size, need
 
 @pytest.mark.parametrize("chunk_size", [None, 1000])
 def test_no_gather_is_kept_for_the_backward_pass(chunk_size):
-    n, nnz, D, H = 500, 20_000, 16, 2
+    n, nnz, D, H = 500, 10_000, 16, 2
     layer = PackedMultiheadAttention(*random_edges(n, nnz), n, n, D, H, chunk_size=chunk_size)
     x = tensor(n, D, dtype=torch.float32).requires_grad_()
     kept = []

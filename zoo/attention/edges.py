@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Above this share of all pairs the fused kernel for dense attention is faster, below so many pairs neither matters.
+_DENSE, _DENSE_FROM = 0.05, 1 << 16
+
 _TOGETHER = 1 << 20  # edges times samples and heads that one call on a CPU takes: 16 MiB of indices
 
 
@@ -43,6 +46,9 @@ class Edges(Protocol):
 
     def as_given(self, weights: Tensor, heads: int) -> Tensor:
         """Weights in the order in which the edges were given: (B, nnz, H)."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+        """All three steps at once where that is faster, or None."""
 
 
 # ---------------------------------------------------------------------- by index
@@ -84,6 +90,9 @@ class IndexedEdges:
 
     def as_given(self, weights: Tensor, heads: int) -> Tensor:
         return torch.empty_like(weights).index_copy(0, self.order, weights).transpose(0, 1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+        return None
 
 
 def _same(own_source: Tensor, own_target: Tensor, order: Tensor, source: Tensor, target: Tensor) -> bool:
@@ -209,6 +218,7 @@ class CompressedEdges:
         limit = _TOGETHER if together is None else min(_TOGETHER, together)
         self._copies = max(1, limit // len(source))
         self._cache: dict[tuple[int, bool], _Rows] = {}
+        self._mask: tuple[Tensor, Tensor] | None = None
 
     def are(self, source: Tensor, target: Tensor) -> bool:
         return _same(self.source, self.target, self.order, source, target)
@@ -231,6 +241,23 @@ class CompressedEdges:
     def as_given(self, weights: Tensor, heads: int) -> Tensor:
         given = torch.empty_like(weights).index_copy(1, self.order, weights)
         return given.view(len(given) // heads, heads, len(self.order)).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
+        pairs = self.n_sources * self.n_targets
+        if pairs < _DENSE_FROM or len(self.source) <= _DENSE * pairs:
+            return None
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return cast(Tensor, _DenseAttention.apply(q, k, v, self, scale)).transpose(1, 2)
+
+    def mask(self) -> tuple[Tensor, Tensor]:
+        """Which source (L, S) each target sees, all of them where it sees none, and those targets (L, 1)."""
+        if self._mask is None:
+            with torch.inference_mode(False):
+                seen = torch.zeros(self.n_targets, self.n_sources, dtype=torch.bool)
+                seen[self.target, self.source] = True
+                alone = ~seen.any(dim=1, keepdim=True)
+                self._mask = seen | alone, alone
+        return self._mask
 
     def blocks(self, rows: int) -> Iterator[slice]:
         """Samples and heads that one call takes."""
@@ -369,6 +396,32 @@ class _CompressedTotal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.index_select(1, ctx.edges.target), None
+
+
+class _DenseAttention(torch.autograd.Function):
+    """PyTorch's fused attention with the edges as its mask; a second derivative goes along the edges."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, edges: CompressedEdges, scale: float) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.edges, ctx.scale = edges, scale
+        seen, alone = edges.mask()
+        ctx.inner = a, b, c = [x.detach().requires_grad_() for x in (q, k, v)]
+        with torch.enable_grad():
+            out = F.scaled_dot_product_attention(a, b, c, seen, scale=scale)
+            ctx.out = out.masked_fill(alone, 0) if bool(alone.any()) else out
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return (*torch.autograd.grad(ctx.out, ctx.inner, grad, retain_graph=True), None, None)
+        inputs = ctx.saved_tensors
+        with torch.enable_grad():
+            q, k, v = (x.transpose(1, 2) for x in inputs)
+            out = ctx.edges.mix(ctx.edges.softmax(ctx.edges.dot(q, k, ctx.scale)), v).transpose(1, 2)
+            found = torch.autograd.grad(out, inputs, grad, create_graph=True, allow_unused=True)
+        return (*found, None, None)
 
 
 def _reduced(x: Tensor, edges: CompressedEdges, how: str) -> Tensor:

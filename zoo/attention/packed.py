@@ -233,12 +233,16 @@ class PackedMultiheadAttention(nn.Module):
             q = self._by_head(self.q_proj, query, batch)  # (B, L, H, dh)
             k = self._by_head(self.k_proj, key, batch, hidden)  # (B, S, H, dh)
             v = self._by_head(self.v_proj, value, batch, hidden)
-            scores = edges.dot(q, k, 1 / math.sqrt(self.head_dim))
-            if hidden is not None:
-                scores = edges.hide(scores, hidden)
-            weights = F.dropout(edges.softmax(scores), self.dropout, self.training)
-            mix = edges.mix(weights, v).flatten(-2)  # (B, L, D)
-            output = self.out_proj(self._as_passed(mix.to(self.out_proj.weight.dtype), batch))
+            scale = 1 / math.sqrt(self.head_dim)
+            plain = hidden is None and not need_weights and not (self.training and self.dropout)
+            mix = edges.attend(q, k, v, scale) if plain else None  # (B, L, H, dh)
+            if mix is None:
+                scores = edges.dot(q, k, scale)
+                if hidden is not None:
+                    scores = edges.hide(scores, hidden)
+                weights = F.dropout(edges.softmax(scores), self.dropout, self.training)
+                mix = edges.mix(weights, v)
+            output = self.out_proj(self._as_passed(mix.flatten(-2).to(self.out_proj.weight.dtype), batch))
             if not need_weights:
                 return output, None
             weights = edges.as_given(weights, self.num_heads)  # (B, nnz, H)
