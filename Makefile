@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := runs/lm/stdlib_damcha
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test lint format bench clean
 
 # Train the default language model for half its usual steps, test it on held-out files, and let it write.
 quickstart: .venv/installed
@@ -20,6 +20,11 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# How fast the zoo is beside what else there is: a table, benchmarks/results/cpu.json and pictures; under 15 minutes.
+bench: .venv/installed
+	$(BIN)/python -m pip install --quiet --editable ".[dev,bench]"
+	$(BIN)/python benchmarks/run.py
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

@@ -13,6 +13,7 @@ from zoo.attention.blocks import PrefixState, TokenBlocks, block_contexts, mean_
 from zoo.attention.deferred import SharedMetrics, Workspace
 from zoo.errors import ZooError
 
+_FEW = 16  # contexts for which metrics are made at once where there are no gradients
 OFF_DIAG_MODES = ("mlp", "linear_comb", "bayesian", "separate_B")
 
 
@@ -308,7 +309,9 @@ class StructuredMLPForM(nn.Module):
             U, V = self._summed_factors(hidden)
             return BlockMetrics(blocks, lambda tokens: (tokens @ U) @ V.transpose(-1, -2))
         weight, bias = self._fused_out()
-        if torch.compiler.is_compiling():
+        # A compiler plans memory itself; for a few tokens, as in generation, chunks would cost more than they save.
+        few = not torch.is_grad_enabled() and contexts.shape[:2].numel() <= min(_FEW, self.chunk_size or _FEW)
+        if few or torch.compiler.is_compiling():
             m = F.linear(hidden, weight, bias).view(*hidden.shape[:-1], self.n_heads, self.head_dim, self.head_dim)
             return BlockMetrics(blocks, lambda tokens: tokens @ m)
         shared = SharedMetrics(hidden, weight, bias, self.n_heads, readers, self.chunk_size, self._workspace)

@@ -65,7 +65,8 @@ class PackedMultiheadAttention(nn.Module):
         identity: what checkpoints of this layer claim to be for, usually ``spec.fingerprint``; None claims nothing.
         generator: source of the initial weights, which are then drawn without touching the global random state.
         chunk_size: how many edges are gathered at once, forward and backward; None takes all. It bounds memory and
-            changes no number.
+            changes no number. On a CPU nothing is gathered, and it bounds how many indices one call takes, down to
+            one sample and head.
 
     Attributes:
         head_dim: dh = D / H.

@@ -19,19 +19,21 @@ from timm.models import (
 from timm.models._features import feature_take_indices  # timm has no public name for it
 from torch import Tensor, nn
 
-from zoo.attention import GeneratorOptions, MBasedAttention, StructuredMLPForM, check_mode
+from zoo.attention import BlockMetrics, GeneratorOptions, MBasedAttention, StructuredMLPForM, check_mode
 from zoo.attention.metric import check_dropout
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 
 
 @torch.fx.wrap  # these two look at shapes, so torch.fx takes them whole
-def _head_metrics(generator: StructuredMLPForM, x: Tensor, is_causal: bool) -> Tensor:
-    return generator.head_metrics(x, is_causal, layer_idx=None)
+def _head_metrics(generator: StructuredMLPForM, x: Tensor, is_causal: bool, readers: int) -> Tensor | BlockMetrics:
+    if is_causal:
+        return generator.causal_metrics(x, readers=readers)
+    return generator.head_metrics(x, layer_idx=None)
 
 
 @torch.fx.wrap
-def _add_layer_bias(generator: StructuredMLPForM, m: Tensor, layer_idx: int) -> Tensor:
-    return generator.add_layer_bias(m, layer_idx)
+def _add_layer_bias(generator: StructuredMLPForM, m: Tensor | BlockMetrics, layer_idx: int) -> Tensor | BlockMetrics:
+    return m if isinstance(m, BlockMetrics) else generator.add_layer_bias(m, layer_idx)  # the layer adds it to these
 
 
 @register_notrace_module  # it looks at shapes as well
@@ -91,7 +93,7 @@ class MetricAttention(MBasedAttention):
         x: Tensor,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
-        head_metrics: Tensor | None = None,
+        head_metrics: Tensor | BlockMetrics | None = None,
     ) -> Tensor:
         """Attend: (B, T, D) -> (B, T, D); the arguments are ``MBasedAttention``'s."""
         y, _ = super().forward(x, attn_mask, is_causal, head_metrics=head_metrics)
@@ -143,7 +145,7 @@ class MetricBlock(timm_vit.Block):
         x: Tensor,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
-        head_metrics: Tensor | None = None,
+        head_metrics: Tensor | BlockMetrics | None = None,
     ) -> Tensor:
         """Attention and feed-forward with residuals: (B, T, D) -> (B, T, D)."""
         x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask, is_causal, head_metrics)))
@@ -318,7 +320,7 @@ class VisionTransformer(timm_vit.VisionTransformer):
     def _through(self, blocks: nn.Sequential, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Iterator[Tensor]:
         """The output of each block in turn, all with metrics made from the stack's input."""
         generator = cast(StructuredMLPForM, self.shared_mlp)
-        shared = _head_metrics(generator, x, is_causal)
+        shared = _head_metrics(generator, x, is_causal, len(blocks))
         for i, block in enumerate(blocks):
             metrics = _add_layer_bias(generator, shared, i)
             if self.grad_checkpointing:
