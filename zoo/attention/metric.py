@@ -310,12 +310,14 @@ class StructuredMLPForM(nn.Module):
             return BlockMetrics(blocks, lambda tokens: (tokens @ U) @ V.transpose(-1, -2))
         weight, bias = self._fused_out()
         # A compiler plans memory itself; for a few tokens, as in generation, chunks would cost more than they save.
-        few = not torch.is_grad_enabled() and contexts.shape[:2].numel() <= min(_FEW, self.chunk_size or _FEW)
-        if few or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (not torch.is_grad_enabled() and self._are_few(contexts)):
             m = F.linear(hidden, weight, bias).view(*hidden.shape[:-1], self.n_heads, self.head_dim, self.head_dim)
             return BlockMetrics(blocks, lambda tokens: tokens @ m)
         shared = SharedMetrics(hidden, weight, bias, self.n_heads, readers, self.chunk_size, self._workspace)
         return BlockMetrics(blocks, shared.read)
+
+    def _are_few(self, contexts: Tensor) -> bool:
+        return len(contexts) * contexts.shape[1] <= min(_FEW, self.chunk_size or _FEW)
 
     def _block_contexts(
         self, x: Tensor, padding_mask: Tensor | None, state: PrefixState | None

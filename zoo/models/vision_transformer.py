@@ -26,9 +26,10 @@ from zoo.errors import CheckpointMismatchError, ZooError, listed
 
 @torch.fx.wrap  # these two look at shapes, so torch.fx takes them whole
 def _head_metrics(generator: StructuredMLPForM, x: Tensor, is_causal: bool, readers: int) -> Tensor | BlockMetrics:
-    if is_causal:
+    """Metrics for so many blocks to read; for none, as a tensor."""
+    if is_causal and readers:
         return generator.causal_metrics(x, readers=readers)
-    return generator.head_metrics(x, layer_idx=None)
+    return generator.head_metrics(x, is_causal, layer_idx=None)
 
 
 @torch.fx.wrap
@@ -320,7 +321,8 @@ class VisionTransformer(timm_vit.VisionTransformer):
     def _through(self, blocks: nn.Sequential, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Iterator[Tensor]:
         """The output of each block in turn, all with metrics made from the stack's input."""
         generator = cast(StructuredMLPForM, self.shared_mlp)
-        shared = _head_metrics(generator, x, is_causal, len(blocks))
+        # Reentrant checkpointing follows gradients through tensors alone.
+        shared = _head_metrics(generator, x, is_causal, 0 if self.grad_checkpointing else len(blocks))
         for i, block in enumerate(blocks):
             metrics = _add_layer_bias(generator, shared, i)
             if self.grad_checkpointing:
