@@ -69,8 +69,9 @@ def literal(*args: Any, **options: Any) -> LiteralDecoder:
     return LiteralDecoder(decoder(*args, **options))
 
 
-for generator, hidden in (("", (64,)), ("-wide", (256, 512))):
-    for name, share, factor in (("shared", True, 8.0), ("independent", False, 6.0)):
+for generator, hidden, sharing in (("", (64,), (True, False)), ("-wide", (256, 512), (True,))):
+    for share in sharing:
+        name, factor = ("shared", 8.0) if share else ("independent", 6.0)
         sizes = {"share_mlp": share, "mlp_hidden": hidden}
         case(
             f"decoder-{name}{generator}",

@@ -60,7 +60,7 @@ def test_gathering_into_blocks_and_back_gives_the_real_tokens(T, stride, kind, s
     x, real = tokens(2, T, 6, seed).view(2, T, 3, 2), padding(2, T, seed, kind)
     _, blocks = block_contexts(x.flatten(2), stride, None if kind == "none" else real)
     gathered = blocks.gather(x)
-    assert gathered.shape == (2, blocks.n, 3, stride, 2)
+    assert gathered.shape == (2, blocks.n, 3, min(stride, T), 2)
     shown = real.view(2, T, 1, 1)
     assert torch.equal(blocks.scatter(gathered) * shown, x * shown)
 
@@ -87,6 +87,29 @@ def test_a_stride_makes_a_metric_for_each_block_alone():
         model(x).sum().backward()
     assert seen.operations > 50
     assert seen.numel < T * D * (D // H)  # as one each would have
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_stride_beyond_the_text_costs_no_more_than_one_block(padded):
+    model, x = decoder(context_stride=10**6), tokens(2, 7).requires_grad_()
+    real = padding(2, 7, 0, "left") if padded else None
+    with LargestTensor() as seen:
+        model(x, real).sum().backward()
+    assert seen.numel < 1000
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"share_mlp": False}, {"context_stride": 2}])
+def test_an_empty_batch_passes_forward_and_backward(options):
+    model = decoder(**options)
+    model(torch.zeros(0, 5, 6, dtype=torch.float64)).sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_an_exported_stride_holds_for_any_length_from_two_blocks_on():
+    model, length = decoder(context_stride=3).eval(), torch.export.Dim("length", min=4, max=64)  # two blocks
+    program = torch.export.export(model, (tokens(2, 12),), dynamic_shapes={"x": {1: length}})
+    for T in (4, 5, 6, 31):
+        torch.testing.assert_close(program.module()(tokens(2, T)), model(tokens(2, T)), **TIGHT)
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "independent"])
@@ -203,7 +226,12 @@ def test_metrics_are_stored_in_bfloat16_where_autocast_is_on(monkeypatch):
     [
         ({"context_stride": 0}, "context_stride: got 0"),
         ({"context_stride": -2}, "context_stride: got -2"),
+        ({"context_stride": 2.5}, "context_stride: got 2.5"),
+        ({"context_stride": True}, "context_stride: got True"),
+        ({"context_stride": 10**20}, "context_stride: got 1000"),
         ({"chunk_size": 0}, "chunk_size: got 0"),
+        ({"chunk_size": "x"}, "chunk_size: got 'x'"),
+        ({"chunk_size": 1.5}, "chunk_size: got 1.5"),
         ({"chunk_size": 4, "compact_rank": 2}, "chunk_size: got 4 with compact_rank 2"),
     ],
 )

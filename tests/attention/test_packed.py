@@ -225,23 +225,77 @@ def test_gradients_and_second_gradients_are_those_of_finite_differences(chunk_si
         assert torch.autograd.gradgradcheck(function, points)
 
 
+def dense_layer(n=300, share=0.1, dtype=torch.float32, **options):
+    return PackedMultiheadAttention(*random_edges(n, int(n * n * share)), n, n, 8, 2, **options).to(dtype)
+
+
 def test_dense_graph_takes_the_dense_kernel_unless_weights_are_dropped_hidden_or_wanted(monkeypatch):
-    n = 300
-    layer = PackedMultiheadAttention(*random_edges(n, n * n // 10), n, n, 8, 2, dropout=0.5)
-    x, calls = tensor(n, 8, dtype=torch.float32), []
-    fused = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or fused(*a, **k)
-    )
+    layer, x, calls = dense_layer(dropout=0.5), tensor(300, 8, dtype=torch.float32), []
+    softmax = edges.CompressedEdges.softmax
+    monkeypatch.setattr(edges.CompressedEdges, "softmax", lambda *a: calls.append(1) or softmax(*a))
     layer(x, x, x)
-    layer.eval()(x, x, x, torch.zeros(n, dtype=torch.bool))
+    layer.eval()(x, x, x, torch.zeros(300, dtype=torch.bool))
     by_rows = layer(x, x, x, need_weights=True)[0]
-    assert not calls
+    assert len(calls) == 3
     torch.testing.assert_close(layer(x, x, x)[0], by_rows)
-    assert len(calls) == 1
-    sparse = PackedMultiheadAttention(*random_edges(n, n * n // 50), n, n, 8, 2)
-    sparse(x, x, x)
-    assert len(calls) == 1
+    assert len(calls) == 3
+    dense_layer(share=0.02)(x, x, x)
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_with_those_who_see_it_in_a_dense_graph(value):
+    layer = dense_layer()
+    x = tensor(300, 8, dtype=torch.float32)
+    spoiled = x.clone()
+    spoiled[5] = value
+    query = x.clone().requires_grad_()
+    y = layer(query, spoiled, spoiled)[0]
+    sees = layer.target_index[layer.source_index == 5]
+    unspoiled = torch.ones(300, dtype=torch.bool).index_fill(0, sees, False)
+    assert 0 < len(sees) < 100
+    assert y[unspoiled].isfinite().all()
+    assert not y[sees].isfinite().any()
+    y[unspoiled].sum().backward()
+    assert query.grad[unspoiled].isfinite().all()
+
+
+def test_a_gradient_that_is_not_finite_stays_with_its_edges_in_a_dense_graph():
+    layer, x = dense_layer(), tensor(300, 8, dtype=torch.float32)
+    value = x.clone().requires_grad_()
+    grad = torch.zeros(300, 8)
+    grad[7] = math.nan
+    (got,) = torch.autograd.grad(layer(x, x, value)[0], value, grad)
+    seen = layer.source_index[layer.target_index == 7]
+    assert got[seen].isnan().all()
+    assert got.isnan().any(-1).sum() == len(seen)
+
+
+@pytest.mark.parametrize("frozen", ["q_proj", "k_proj", "v_proj"])
+def test_second_gradient_in_a_dense_graph_asks_for_what_is_trained_only(frozen):
+    layer, x = dense_layer(dtype=torch.float64), tensor(300, 8)
+    getattr(layer, frozen).requires_grad_(False)
+    wanted = [p for p in layer.parameters() if p.requires_grad]
+    found = []
+    for dense in (0.05, math.inf):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(edges, "_DENSE", dense)
+            first = torch.autograd.grad(layer(x, x, x)[0].square().sum(), wanted, create_graph=True)
+            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), wanted))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
+
+
+def test_dense_graph_frees_its_graph_and_is_seen_through_by_functional_transforms():
+    layer, x = dense_layer(dtype=torch.float64), tensor(300, 8)
+    q, k, v = (x.view(1, 300, 2, 4).clone().requires_grad_() for _ in range(3))
+    y = layer._sorted_edges().attend(q, k, v, 0.5).sum()
+    y.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+    query = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(layer(query, x, x)[0].square().sum(), query)
+    torch.testing.assert_close(torch.func.grad(lambda q: layer(q, x, x)[0].square().sum())(x), want, **EXACT)
 
 
 def test_functional_transforms_see_through_the_layer():

@@ -61,36 +61,41 @@ def prefix_mean_context(x: Tensor, padding_mask: Tensor | None = None, state: Pr
 
 @dataclass(frozen=True)
 class TokenBlocks:
-    """Where T tokens lie in n blocks of ``stride`` slots.
+    """Where T tokens lie in n blocks of ``width`` slots, as many as a block's tokens can need.
 
     ``slots`` (B, T) is the slot of every token, the last one + 1 for padding; None where token t is in slot t.
     """
 
-    stride: int
+    width: int
     tokens: int
     n: int
     slots: Tensor | None = None
 
     def gather(self, x: Tensor) -> Tensor:
-        """Tokens (B, T, H, dh) by block, (B, n, H, stride, dh); slots without a token are zero."""
-        if self.stride == 1:
+        """Tokens (B, T, H, dh) by block, (B, n, H, width, dh); slots without a token are zero."""
+        if self.width == 1:
             return x.unsqueeze(-2)
         B, T, H, dh = x.shape
-        room = self.n * self.stride
+        room = self.n * self.width
         if self.slots is None:
-            x = F.pad(x, (0, 0, 0, 0, 0, room - T)) if room > T else x
+            if torch.compiler.is_compiling():  # a traced graph would be bound to its example's length by padding
+                x = x.index_select(1, torch.arange(room, device=x.device).clamp(max=T - 1))
+            elif room > T:
+                x = F.pad(x, (0, 0, 0, 0, 0, room - T))
         else:
             places = self.slots.unsqueeze(-1).expand(B, T, H * dh)
             x = x.new_zeros(B, room + 1, H * dh).scatter(1, places, x.flatten(2))[:, :room]
-        return x.view(B, self.n, self.stride, H, dh).transpose(2, 3)
+        return x.view(B, self.n, self.width, H, dh).transpose(2, 3)
 
     def scatter(self, y: Tensor) -> Tensor:
         """The way back; padding gets the numbers of some slot."""
-        if self.stride == 1:
+        if self.width == 1:
             return y.squeeze(-2)
         B, n, H, s, dh = y.shape
         y = y.transpose(2, 3).reshape(B, n * s, H * dh)
-        if self.slots is None:
+        if self.slots is None and torch.compiler.is_compiling():
+            y = y.index_select(1, torch.arange(self.tokens, device=y.device))
+        elif self.slots is None:
             y = y[:, : self.tokens]
         else:
             y = y.gather(1, self.slots.clamp(max=n * s - 1).unsqueeze(-1).expand(-1, -1, H * dh))
@@ -98,18 +103,18 @@ class TokenBlocks:
 
     def spread(self, m: Tensor) -> Tensor:
         """What each block has, (B, n, ...), given to each of its tokens: (B, T, ...)."""
-        if self.stride == 1:
+        if self.width == 1:
             return m
         if self.slots is None:
-            return m.repeat_interleave(self.stride, dim=1)[:, : self.tokens]
+            return m.repeat_interleave(self.width, dim=1)[:, : self.tokens]
         rows = torch.arange(len(m), device=m.device).unsqueeze(1)
-        return m[rows, (self.slots // self.stride).clamp(max=self.n - 1)]
+        return m[rows, (self.slots // self.width).clamp(max=self.n - 1)]
 
     def last(self, m: Tensor) -> Tensor:
         """Of what each block has, (B, n, ...), that of the block with each row's last real token: (B, ...)."""
         if self.slots is None:
             return m[:, -1]
-        ends = self.slots.masked_fill(self.slots == self.n * self.stride, 0).amax(dim=1) // self.stride
+        ends = self.slots.masked_fill(self.slots == self.n * self.width, 0).amax(dim=1) // self.width
         return m[torch.arange(len(m), device=m.device), ends]
 
 
@@ -128,9 +133,14 @@ def block_contexts(
     means = prefix_mean_context(x, padding_mask, state)
     if stride == 1:
         return means, TokenBlocks(1, T, T)
+    width = stride if torch.compiler.is_compiling() else min(stride, T)
     if fresh and padding_mask is None:
-        contexts = means[:, ::stride]
-        blocks = TokenBlocks(stride, T, contexts.shape[1])
+        n = -(-T // max(width, 1))
+        if torch.compiler.is_compiling():
+            contexts = means.index_select(1, torch.arange(n, device=x.device) * width)
+        else:
+            contexts = means[:, ::width]
+        blocks = TokenBlocks(width, T, n)
         if state is not None:
             state.held = blocks.last(contexts)
         return contexts, blocks
@@ -146,7 +156,10 @@ def block_contexts(
     if offset is not None and held is not None:
         begun = torch.where(offset > 0, held.to(x.dtype), contexts[:, 0])
         contexts = torch.cat([begun.unsqueeze(1), contexts[:, 1:]], dim=1)
-    blocks = TokenBlocks(stride, T, n, torch.where(real, places, n * stride))
+    block = places // stride
+    begin = block * stride if offset is None else torch.where(block == 0, offset, block * stride)
+    slots = block * width + places - begin  # the tokens of a block begun earlier take its first slots
+    blocks = TokenBlocks(width, T, n, torch.where(real, slots, n * width))
     if state is not None:
         state.held = blocks.last(contexts)
     return contexts, blocks

@@ -101,7 +101,9 @@ class SharedMetrics:
         if keeps:
             self._ledger.metrics = m = workspace.take((hidden.shape[:-1].numel(), weight.shape[0]), weight)
             with torch.no_grad():
-                torch.addmm(self._sources[2], self._sources[0].reshape(len(m), -1), self._sources[1].T, out=m)
+                torch.addmm(
+                    self._sources[2], self._sources[0].reshape(len(m), weight.shape[1]), self._sources[1].T, out=m
+                )
 
     def read(self, x: Tensor) -> Tensor:
         return _Read.apply(x.to(self._sources[1].dtype), self._anchor, self._ledger, *self._sources)
@@ -160,7 +162,7 @@ class _Generate(torch.autograd.Function):
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros(K + 1, size, dtype=wide, device=weight.device)
         parts = list(parts_of(n, size, ctx.ledger.chunk, weight.device.type))
-        longest = max(part.stop - part.start for part in parts)
+        longest = max((part.stop - part.start for part in parts), default=0)
         dm_buffer = weight.new_empty(longest * H, dh, dh)
         x_buffer, g_buffer = (weight.new_empty(longest, H, len(readings) * s, dh) for _ in range(2))
         for part in parts:

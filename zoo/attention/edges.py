@@ -244,19 +244,22 @@ class CompressedEdges:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor | None:
         pairs = self.n_sources * self.n_targets
-        if pairs < _DENSE_FROM or len(self.source) <= _DENSE * pairs:
+        if pairs < _DENSE_FROM or len(self.source) <= _DENSE * pairs or not q.numel() or not _finite(q, k, v):
             return None
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return cast(Tensor, _DenseAttention.apply(q, k, v, self, scale)).transpose(1, 2)
+        return cast(Tensor, _DenseAttention.apply(q, k, v, self, scale)[0]).transpose(1, 2)
 
-    def mask(self) -> tuple[Tensor, Tensor]:
-        """Which source (L, S) each target sees, all of them where it sees none, and those targets (L, 1)."""
-        if self._mask is None:
-            with torch.inference_mode(False):
-                seen = torch.zeros(self.n_targets, self.n_sources, dtype=torch.bool)
-                seen[self.target, self.source] = True
-                alone = ~seen.any(dim=1, keepdim=True)
-                self._mask = seen | alone, alone
+    def mask(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Zero where a target sees a source and -inf elsewhere (L, S), and which targets see none (L, 1).
+
+        Those see all here, since a row of -inf has no softmax.
+        """
+        if self._mask is None or self._mask[0].dtype != dtype:
+            with torch.inference_mode(False), torch.no_grad():
+                mask = torch.full((self.n_targets, self.n_sources), -math.inf, dtype=dtype)
+                mask[self.target, self.source] = 0
+                alone = (mask == -math.inf).all(dim=1, keepdim=True)
+                self._mask = mask.masked_fill_(alone, 0), alone
         return self._mask
 
     def blocks(self, rows: int) -> Iterator[slice]:
@@ -399,29 +402,50 @@ class _CompressedTotal(torch.autograd.Function):
 
 
 class _DenseAttention(torch.autograd.Function):
-    """PyTorch's fused attention with the edges as its mask; a second derivative goes along the edges."""
+    """PyTorch's fused attention with the edges as its mask. A zero weight times NaN is NaN, and a second derivative of
+    the kernel isn't known: gradients that aren't finite, or have to be differentiated, go along the edges."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, edges: CompressedEdges, scale: float) -> Tensor:
-        ctx.save_for_backward(q, k, v)
-        ctx.edges, ctx.scale = edges, scale
-        seen, alone = edges.mask()
-        ctx.inner = a, b, c = [x.detach().requires_grad_() for x in (q, k, v)]
-        with torch.enable_grad():
-            out = F.scaled_dot_product_attention(a, b, c, seen, scale=scale)
-            ctx.out = out.masked_fill(alone, 0) if bool(alone.any()) else out
-        return ctx.out.detach()
+    def forward(q: Tensor, k: Tensor, v: Tensor, edges: CompressedEdges, scale: float) -> tuple[Tensor, ...]:
+        mask, alone = edges.mask(q.dtype)
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, attn_mask=mask, scale=scale
+        )
+        return out.masked_fill(alone, 0), out, logsumexp
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if not torch.is_grad_enabled():
-            return (*torch.autograd.grad(ctx.out, ctx.inner, grad, retain_graph=True), None, None)
-        inputs = ctx.saved_tensors
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        q, k, v, ctx.edges, ctx.scale = inputs
+        _, out, logsumexp = output
+        ctx.mark_non_differentiable(out, logsumexp)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, logsumexp = ctx.saved_tensors
+        if not torch.is_grad_enabled() and _finite(grad):
+            mask, alone = ctx.edges.mask(q.dtype)
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad.masked_fill(alone, 0), q, k, v, out, logsumexp, 0.0, False, attn_mask=mask, scale=ctx.scale
+            )
+            return (*found, None, None)
+        keep = torch.is_grad_enabled()
+        wanted = [x for x, needed in zip((q, k, v), ctx.needs_input_grad, strict=False) if needed]
+        if not keep:
+            q, k, v = (
+                x.detach().requires_grad_(needed) for x, needed in zip((q, k, v), ctx.needs_input_grad, strict=False)
+            )
+            wanted = [x for x in (q, k, v) if x.requires_grad]
         with torch.enable_grad():
-            q, k, v = (x.transpose(1, 2) for x in inputs)
-            out = ctx.edges.mix(ctx.edges.softmax(ctx.edges.dot(q, k, ctx.scale)), v).transpose(1, 2)
-            found = torch.autograd.grad(out, inputs, grad, create_graph=True, allow_unused=True)
-        return (*found, None, None)
+            edges, (a, b, c) = ctx.edges, (x.transpose(1, 2) for x in (q, k, v))
+            y = edges.mix(edges.softmax(edges.dot(a, b, ctx.scale)), c).transpose(1, 2)
+            given = iter(torch.autograd.grad(y, wanted, grad, create_graph=keep))
+        return (*(next(given) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
+
+
+def _finite(*tensors: Tensor) -> bool:
+    """Whether all numbers are; a sum that overflows counts as not."""
+    return all(bool(tensor.sum().isfinite()) for tensor in tensors)
 
 
 def _reduced(x: Tensor, edges: CompressedEdges, how: str) -> Tensor:

@@ -52,6 +52,10 @@ def check_heads(d_model: int, n_heads: int) -> None:
         )
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
+
+
 class BlockMetrics:
     """Causal metrics, one a block of tokens, without layer bias, for one layer or several to read."""
 
@@ -138,13 +142,15 @@ class StructuredMLPForM(nn.Module):
                 f"layer_bias_rank: got {layer_bias_rank} for {n_layers} layers; use_layer_bias needs a rank and a "
                 "number of layers of at least 1"
             )
-        if context_stride < 1:
+        if not _is_count(context_stride):
             raise ZooError(
-                f"context_stride: got {context_stride}; it is the number of tokens that share a context, so give 1 for "
-                "the method as it is or more"
+                f"context_stride: got {context_stride!r}; it is how many tokens share a context, so give a whole "
+                "number from 1, the method as it is, to 2^31 - 1"
             )
-        if chunk_size is not None and chunk_size < 1:
-            raise ZooError(f"chunk_size: got {chunk_size}; give at least 1, or leave it out for no bound")
+        if chunk_size is not None and not _is_count(chunk_size):
+            raise ZooError(
+                f"chunk_size: got {chunk_size!r}; give a whole number from 1 to 2^31 - 1, or leave it out for no bound"
+            )
         if chunk_size is not None and compact_rank:
             raise ZooError(
                 f"chunk_size: got {chunk_size} with compact_rank {compact_rank}; a low-rank metric is read without "
