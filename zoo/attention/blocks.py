@@ -78,9 +78,7 @@ class TokenBlocks:
         B, T, H, dh = x.shape
         room = self.n * self.width
         if self.slots is None:
-            if torch.compiler.is_compiling():  # a traced graph would be bound to its example's length by padding
-                x = x.index_select(1, torch.arange(room, device=x.device).clamp(max=T - 1))
-            elif room > T:
+            if room > T:
                 x = F.pad(x, (0, 0, 0, 0, 0, room - T))
         else:
             places = self.slots.unsqueeze(-1).expand(B, T, H * dh)
@@ -93,9 +91,7 @@ class TokenBlocks:
             return y.squeeze(-2)
         B, n, H, s, dh = y.shape
         y = y.transpose(2, 3).reshape(B, n * s, H * dh)
-        if self.slots is None and torch.compiler.is_compiling():
-            y = y.index_select(1, torch.arange(self.tokens, device=y.device))
-        elif self.slots is None:
+        if self.slots is None:
             y = y[:, : self.tokens]
         else:
             y = y.gather(1, self.slots.clamp(max=n * s - 1).unsqueeze(-1).expand(-1, -1, H * dh))
@@ -133,14 +129,12 @@ def block_contexts(
     means = prefix_mean_context(x, padding_mask, state)
     if stride == 1:
         return means, TokenBlocks(1, T, T)
-    width = stride if torch.compiler.is_compiling() else min(stride, T)
+    width = min(stride, T)
     if fresh and padding_mask is None:
-        n = -(-T // max(width, 1))
-        if torch.compiler.is_compiling():
-            contexts = means.index_select(1, torch.arange(n, device=x.device) * width)
-        else:
-            contexts = means[:, ::width]
-        blocks = TokenBlocks(width, T, n)
+        if torch.compiler.is_exporting() and state is None:  # counting blocks would bind the graph to some lengths
+            return means.index_select(1, torch.arange(T, device=x.device) // stride * stride), TokenBlocks(1, T, T)
+        contexts = means[:, ::width]
+        blocks = TokenBlocks(width, T, contexts.shape[1])
         if state is not None:
             state.held = blocks.last(contexts)
         return contexts, blocks
