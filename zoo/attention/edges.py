@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# PyTorch says so once a process, at its first sparse matrix; who uses this layer can't do anything about it.
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+
 # Above this share of all pairs the fused kernel for dense attention is faster, below so many pairs neither matters.
 _DENSE, _DENSE_FROM = 0.05, 1 << 16
 
@@ -270,7 +273,7 @@ class CompressedEdges:
         """So many copies by target; ``back``: by source."""
         key = copies, back
         if key not in self._cache:
-            if len(self._cache) > 4:  # two sides, each with full blocks and a last one
+            if len(self._cache) > 8:  # two sides, full blocks and a last one, training and validation
                 self._cache.clear()
             with torch.inference_mode(False):  # the first use may be a validation step, and training goes on with it
                 self._cache[key] = self._make_rows(copies, back)
@@ -290,9 +293,7 @@ class CompressedEdges:
         rows = self.rows(copies, False)
         zeros = torch.zeros(1, dtype=dtype).expand(len(rows.others))
         shape = (copies * self.n_targets, copies * self.n_sources)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return torch.sparse_csr_tensor(rows.ends, rows.others, zeros, shape, check_invariants=False)
+        return torch.sparse_csr_tensor(rows.ends, rows.others, zeros, shape, check_invariants=False)
 
     def by_source(self, weights: Tensor) -> Tensor:
         """Weights (..., nnz) in the order of the sources."""
