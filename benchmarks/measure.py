@@ -94,16 +94,15 @@ def finish(device: str) -> None:
 
 
 def interleaved(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of every step in every round, after two rounds to warm up; one where there are but a few."""
+    """Seconds of every step in every round, after one to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    warm = 2 if rounds >= 7 else 1
-    for number in range(rounds + warm):
+    for number in range(rounds + 1):
         for name, step in steps.items():
             finish(device)
             start = time.perf_counter()
             own = step()  # a step that has parts not to be counted says itself how long the rest took
             finish(device)
-            if number >= warm:
+            if number:
                 seconds[name].append(own if isinstance(own, float) else time.perf_counter() - start)
     return seconds
 

@@ -23,6 +23,7 @@ from measure import machine, peak_memory, run_case, save, table, interleaved
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import NullFormatter, NullLocator  # noqa: E402
 
 CURVES = ("tokens", "edges")
 
@@ -49,8 +50,13 @@ def draw(curves: dict[str, Any], name: str, path: Path) -> None:
         sizes, seconds, memory = zip(*found["points"], strict=True)
         axes[0].loglog(sizes, seconds, marker="o", label=contender)
         axes[1].loglog(sizes, [number / 2**20 for number in memory], marker="o", label=contender)
+    sizes = [int(point[0]) for point in next(iter(curves.values()))["points"]]
     for axis, label in zip(axes, ("seconds", "peak memory, MiB"), strict=True):
         axis.set(xlabel=name, ylabel=label)
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.grid(alpha=0.3)
     axes[0].legend()
     figure.savefig(path, dpi=120)
@@ -60,7 +66,7 @@ def draw(curves: dict[str, Any], name: str, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="which cases; left out, all")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds a case, after two to warm up (default 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds a case, after one to warm up (default 7)")
     parser.add_argument("--threads", type=int, help="default: PyTorch's")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
