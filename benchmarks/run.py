@@ -23,7 +23,7 @@ from measure import machine, peak_memory, run_case, save, table, interleaved
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import NullFormatter, NullLocator  # noqa: E402
+from matplotlib.ticker import NullFormatter, NullLocator
 
 CURVES = ("tokens", "edges")
 
