@@ -21,7 +21,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# How fast the zoo is beside what else there is: a table, benchmarks/results/cpu.json and pictures; under 15 minutes.
+# How fast the zoo is beside what else there is: a table, benchmarks/results/cpu.json and pictures; about 15 minutes.
 bench: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable ".[dev,bench]"
 	$(BIN)/python benchmarks/run.py

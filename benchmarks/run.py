@@ -33,7 +33,7 @@ def curve(name: str, rounds: int, device: str) -> dict[str, dict[str, list[list[
     found: dict[str, dict[str, list[list[float]]]] = {}
     for size, case in growth(name).items():
         steps = {contender: build(device) for contender, build in case.builds.items()}
-        seconds = interleaved(steps, 3 if size > 100_000 else rounds, device)
+        seconds = interleaved(steps, 3 if size > 100_000 else min(rounds, 5), device)
         del steps
         for contender, times in seconds.items():
             memory = peak_memory(case, contender, device)
