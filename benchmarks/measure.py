@@ -43,7 +43,6 @@ class Case:
     aims: Sequence[Aim] = ()
     rounds: int | None = None  # more or fewer than asked for
     memory: Sequence[str] = ()  # whose peak memory to measure beside the zoo's
-    floor: str = ""  # what the least possible time or the reason of a miss is, in words
 
 
 @dataclass

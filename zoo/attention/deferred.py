@@ -72,7 +72,7 @@ class SharedMetrics:
     three sources.
 
     Args:
-        hidden, weight, bias, n_heads: as above.
+        hidden, weight, bias: as above.
         readers: how many layers will read; a single one may be better off making each chunk again.
         chunk_size: how many metrics exist at once, forward and backward; None leaves that to what is faster.
         workspace: where the memory for the metrics comes from.
@@ -83,7 +83,6 @@ class SharedMetrics:
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor,
-        n_heads: int,
         readers: int,
         chunk_size: int | None,
         workspace: Workspace,
@@ -92,7 +91,6 @@ class SharedMetrics:
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             hidden, weight, bias = hidden.to(dtype), weight.to(dtype), bias.to(dtype)
-        self._n_heads = n_heads
         keeps = chunk_size is None and (readers > 1 or weight.shape[1] > _RECOMPUTE_UP_TO or kind != "cpu")
         self._ledger = _Ledger(workspace, chunk_size)
         # Layers hang on this empty tensor, so that the generator's backward pass comes after all of theirs.
@@ -109,7 +107,7 @@ class SharedMetrics:
         return _Read.apply(x.to(self._sources[1].dtype), self._anchor, self._ledger, *self._sources)
 
 
-def parts_of(n: int, size: int, limit: int | None, device: str) -> Iterator[slice]:
+def _parts_of(n: int, size: int, limit: int | None, device: str) -> Iterator[slice]:
     """Cut n metrics of ``size`` numbers into chunks that fit the caches, and of no more than ``limit`` metrics."""
     step = max(1, _CHUNK * torch.get_num_threads() // size) if device == "cpu" else n
     step = max(1, min(step, n if limit is None else limit))
@@ -126,7 +124,7 @@ class _Chunks:
         if self._kept is not None:
             self.parts = [slice(0, n)]
         else:
-            self.parts = list(parts_of(n, weight.shape[0], ledger.chunk, weight.device.type))
+            self.parts = list(_parts_of(n, weight.shape[0], ledger.chunk, weight.device.type))
             longest = max((part.stop - part.start for part in self.parts), default=0)
             self._buffer = weight.new_empty(longest, weight.shape[0])
 
@@ -161,7 +159,7 @@ class _Generate(torch.autograd.Function):
         d_hidden = torch.empty_like(flat)
         wide = torch.promote_types(weight.dtype, torch.float32)
         d_weight = torch.zeros(K + 1, size, dtype=wide, device=weight.device)
-        parts = list(parts_of(n, size, ctx.ledger.chunk, weight.device.type))
+        parts = list(_parts_of(n, size, ctx.ledger.chunk, weight.device.type))
         longest = max((part.stop - part.start for part in parts), default=0)
         dm_buffer = weight.new_empty(longest * H, dh, dh)
         x_buffer, g_buffer = (weight.new_empty(longest, H, len(readings) * s, dh) for _ in range(2))

@@ -319,7 +319,7 @@ class StructuredMLPForM(nn.Module):
         if torch.compiler.is_compiling() or (not torch.is_grad_enabled() and self._are_few(contexts)):
             m = F.linear(hidden, weight, bias).view(*hidden.shape[:-1], self.n_heads, self.head_dim, self.head_dim)
             return BlockMetrics(blocks, lambda tokens: tokens @ m)
-        shared = SharedMetrics(hidden, weight, bias, self.n_heads, readers, self.chunk_size, self._workspace)
+        shared = SharedMetrics(hidden, weight, bias, readers, self.chunk_size, self._workspace)
         return BlockMetrics(blocks, shared.read)
 
     def _are_few(self, contexts: Tensor) -> bool:
