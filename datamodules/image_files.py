@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ from torchvision.datasets import CIFAR10, CIFAR100, MNIST, FashionMNIST
 from tqdm import tqdm
 
 from datamodules.base import SPLITS
+from datamodules.folders import files_below, folders_in
 from zoo.errors import ZooError, listed
 from zoo.identity import canonical_json
 from zoo.remote import default_cache
@@ -235,13 +236,13 @@ def find_classes(path: str) -> Pictures:
         ids, labels, splits, empty = [], [], [], []
         layout = _layout(folder)
         for split, label, place in layout:
-            found = _below(os.path.join(folder, place), others)
+            found = files_below(os.path.join(folder, place), _SUFFIXES, others)
             ids += [f"{place}/{name}" for name in found]
             labels += [label] * len(found)
             splits += [split] * len(found)
             if not found:
                 empty.append(place)
-        outside = len(_below(folder, Counter(), deep=False))
+        outside = len(files_below(folder, _SUFFIXES, deep=False))
     except OSError as error:
         raise _unreadable(path, error) from None
     if not layout:
@@ -338,7 +339,7 @@ def find_all(path: str) -> Pictures:
     others: Counter[str] = Counter()
     try:
         folder = _existing_folder(path)
-        ids = _below(folder, others)
+        ids = files_below(folder, _SUFFIXES, others)
     except OSError as error:
         raise _unreadable(path, error) from None
     if not ids:
@@ -362,9 +363,9 @@ def _existing_folder(path: str) -> str:
 
 def _layout(folder: str) -> list[tuple[int | None, str, str]]:
     """(split, class, folder) of each class folder; the split is None where there are none."""
-    inner = _folders(folder)
+    inner = folders_in(folder)
     named = [name for name in inner if name.lower() in _SPLIT_FOLDERS]
-    classes = {name: _folders(os.path.join(folder, name)) for name in named}
+    classes = {name: folders_in(os.path.join(folder, name)) for name in named}
     # Classes may be called train and test; then they hold pictures, not classes.
     both = any(name.lower() == "train" and classes[name] for name in named) and len(named) > 1
     if not any(classes.values()) or not (both or len(named) == len(inner)):
@@ -380,43 +381,6 @@ def _layout(folder: str) -> list[tuple[int | None, str, str]]:
         raise ZooError(f"data.path: {folder} has {listed(named)}, two of them for the same split; leave one")
     pairs = zip(numbers, named, strict=True)
     return [(number, label, f"{name}/{label}") for number, name in pairs for label in classes[name]]
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in ("__macosx", "thumbs.db", "desktop.ini")
-
-
-def _folders(folder: str) -> list[str]:
-    """Names of the folders in a folder, sorted; links to itself or to what it lies in are none."""
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if os.path.isdir(entry) and not _is_hidden(entry.name))
-    above = _and_above(folder)
-    return [name for name in names if os.path.realpath(os.path.join(folder, name)) not in above]
-
-
-def _and_above(folder: str) -> set[str]:
-    real = Path(os.path.realpath(folder))
-    return {str(real), *map(str, real.parents)}
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
-
-
-def _below(folder: str, others: "Counter[str]", deep: bool = True) -> list[str]:
-    """Paths of the pictures below a folder, relative to it; files of other suffixes are counted in ``others``."""
-    found = []
-    seen = _and_above(folder)  # links may lead round in circles
-    for where, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
-        inner = {os.path.realpath(os.path.join(where, name)): name for name in folders if not _is_hidden(name)}
-        folders[:] = [name for real, name in inner.items() if deep and real not in seen]
-        seen |= set(inner)
-        for name in files:
-            if os.path.splitext(name)[1].lower() in _SUFFIXES and not _is_hidden(name):
-                found.append(os.path.relpath(os.path.join(where, name), folder))
-            elif not _is_hidden(name):
-                others[os.path.splitext(name)[1].lower() or name] += 1
-    return found
 
 
 def _tell_of_others(path: str, others: "Counter[str]") -> None:
