@@ -1,12 +1,14 @@
 """What the data modules of all families share."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import lightning.pytorch as pl
 import torch
 
-from zoo.errors import ZooError
-from zoo.identity import digest
+from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.identity import digest, read_claim
+from zoo.shelf import open_checkpoint
 
 SPLITS = ("train", "val", "test")
 
@@ -29,6 +31,31 @@ class ZooDataModule(pl.LightningDataModule):
         if self._identity is None:
             raise ZooError("identity: not known before setup; call prepare_data() and setup('fit') first")
         return self._identity
+
+    @staticmethod
+    def as_in_checkpoint(path: str) -> dict[str, Any]:
+        """Arguments with which other data is read as a checkpoint's was, where it takes more than its settings."""
+        return {}
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **settings: Any) -> Self:
+        """As Lightning's, with the settings that a checkpoint of this zoo keeps, after the same checks as every other.
+
+        Args:
+            checkpoint_path: the file, a name of zoo list, an address, or an open file.
+            args: not looked at; there is nothing to put on a device.
+            settings: what replaces the checkpoint's.
+
+        Raises:
+            ZooError: if the file is missing, damaged, holds code, or was made with another data module.
+        """
+        where = checkpoint_path if isinstance(checkpoint_path, (str, Path)) else "the file"
+        data = read_claim(open_checkpoint(checkpoint_path), where)["data"]
+        here = f"{cls.__module__}.{cls.__qualname__}"
+        if data is None or data["class_path"] != here:
+            made = "without a data module" if data is None else f"with {data['class_path']}"
+            raise CheckpointMismatchError(f"checkpoint: {where} was made {made}, not with {here}; name another")
+        return cls(**{**data["init_args"], **settings})
 
     @property
     def digest(self) -> str:

@@ -1,22 +1,18 @@
 """Trained models by name: list them, load them, check them."""
 
-import importlib
 from typing import Any
 
 import lightning.pytorch as pl
 from torch import nn
 
 from zoo.errors import CheckpointMismatchError, ZooError, listed
+from zoo.families import FAMILIES, data_class, task_class
 from zoo.identity import read_checkpoint, read_claim
 from zoo.shelf import Entry, check_file, entry_of, find_checkpoint, read_index
-from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
+from zoo.tasks import ZooTask
 from zoo.tasks.pretrained import not_finite
 
-TASKS: dict[str, type[ZooTask]] = {
-    "language": LanguageModelTask,
-    "vision": ImageClassificationTask,
-    "graph": GraphPredictionTask,
-}
+TASKS: dict[str, type[ZooTask]] = {name: family.task for name, family in FAMILIES.items()}
 FIGURES_AGREE = 1e-3  # sums over batches in another order or on another machine differ by less
 
 
@@ -45,18 +41,7 @@ def load_pretrained(name_or_path: str) -> ZooTask:
         ZooError: if there is none, or its file isn't what it should be.
     """
     path = find_checkpoint(str(name_or_path))
-    checkpoint = read_checkpoint(path)
-    claim = read_claim(checkpoint, path)
-    kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in TASKS.values()}
-    if claim["task"] not in kinds:
-        raise ZooError(f"checkpoint: {path} was made by {claim['task']}, which is no task of this zoo; use one that is")
-    try:
-        task = kinds[claim["task"]](**claim["settings"])
-    except (TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise ZooError(f"checkpoint: {path}: its settings make no sense ({reason}); take another copy") from None
-    task.on_load_checkpoint(checkpoint)
-    task.load_state_dict(checkpoint["state_dict"])
+    task = task_class(read_claim(read_checkpoint(path), path), path).load_from_checkpoint(path)
     if wrong := not_finite(task.state_dict()):
         raise ZooError(f"checkpoint: {path} has numbers in {listed(wrong)} that aren't finite; take another")
     return task.eval()
@@ -127,14 +112,12 @@ def verify_file(path: str) -> list[str]:
 def measure(entry: Entry) -> dict[str, float]:
     """The test figures of a model on its own data, as ``lightning test --ckpt_path`` gives them."""
     claim = read_claim(read_checkpoint(entry.path), entry.path)
-    module, _, name = claim["data"]["class_path"].rpartition(".")
-    data_class = getattr(importlib.import_module(module), name)
-    settings = dict(claim["data"]["init_args"])
-    if hasattr(data_class, "as_in_checkpoint"):
-        settings |= data_class.as_in_checkpoint(str(entry.path))
+    kind, task = data_class(claim, entry.path), task_class(claim, entry.path)
+    if kind is None:
+        raise ZooError(f"{entry.name}: its checkpoint doesn't say what data it was tested on; take another copy")
+    settings = claim["data"]["init_args"] | kind.as_in_checkpoint(str(entry.path))
     trainer = pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, inference_mode=True)
-    task = TASKS[entry.family](**claim["settings"])
-    return dict(trainer.test(task, data_class(**settings), ckpt_path=str(entry.path), verbose=False)[0])
+    return dict(trainer.test(task(**claim["settings"]), kind(**settings), ckpt_path=str(entry.path), verbose=False)[0])
 
 
 def check_metrics(entry: Entry) -> list[str]:

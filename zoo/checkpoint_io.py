@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there."""
+"""Checkpoints that are whole or not there, and that run no code."""
 
 import os
 import tempfile
@@ -6,15 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
+
+from zoo.shelf import open_checkpoint
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write a checkpoint beside its place and then rename it, so that a kill leaves the one before.
+def is_usual(io: CheckpointIO) -> bool:
+    """Whether it is what Lightning takes where nobody chose."""
+    return type(io) is TorchCheckpointIO
+
+
+class CheckedCheckpointIO(TorchCheckpointIO):
+    """Write a checkpoint beside its place and then rename it, so that a kill leaves the one before; read it checked.
 
     Lightning's own writes to the system's folder for temporary files first. Where that is another file system, the move
-    from there is a copy over the only good file.
+    from there is a copy over the only good file. And it runs what a file from an address says.
     """
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """A file, a name on the shelf or an address: plain types and tensors, on the CPU.
+
+        Raises:
+            ZooError: if there is none, or it isn't whole, or holds code.
+        """
+        return open_checkpoint(path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if "://" in str(path):

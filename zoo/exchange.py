@@ -27,7 +27,7 @@ from torch.export import Dim, ExportedProgram
 
 from zoo.adapters import has_lora
 from zoo.catalogue import TASKS, load_pretrained, verify_file
-from zoo.checkpoint_io import AtomicCheckpointIO
+from zoo.checkpoint_io import CheckedCheckpointIO
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import (
     CHECKPOINT_KEY,
@@ -207,7 +207,7 @@ def _write_checkpoint(task: ZooTask, claim: Mapping[str, Any], file: Path) -> li
         "hyper_parameters": claim["settings"],
         CHECKPOINT_KEY: dict(claim),
     }
-    AtomicCheckpointIO().save_checkpoint(checkpoint, file)
+    CheckedCheckpointIO().save_checkpoint(checkpoint, file)
     again = load_pretrained(str(file)).state_dict()
     if any(not torch.equal(tensor, again[name]) for name, tensor in checkpoint["state_dict"].items()):
         raise ZooError(f"--out: {file.name} holds other tensors than were written; check the disk")

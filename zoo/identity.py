@@ -11,7 +11,7 @@ import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -80,23 +80,30 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], advice:
         raise CheckpointMismatchError(f"checkpoint: made for other data than this. {'; '.join(found)}. {advice}")
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
+def read_checkpoint(given: str | Path | IO[bytes]) -> dict[str, Any]:
     """Read a checkpoint's plain types and tensors onto the CPU; code in it is never run.
+
+    Args:
+        given: its file, by path or open.
 
     Raises:
         ZooError: if the file is missing, unreadable, truncated, damaged, or holds anything but plain types and tensors.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise ZooError(f"checkpoint: {path} is a folder; name the .ckpt file in it")
-    if not path.is_file():
-        raise ZooError(f"checkpoint: there is no file {path}; look for .ckpt files in the run's checkpoints folder")
+    path = Path(given if isinstance(given, (str, Path)) else getattr(given, "name", "(open file)"))
+    file = path if isinstance(given, (str, Path)) else given
+    if isinstance(file, Path):
+        if path.is_dir():
+            raise ZooError(f"checkpoint: {path} is a folder; name the .ckpt file in it")
+        if not path.is_file():
+            raise ZooError(f"checkpoint: there is no file {path}; look for .ckpt files in the run's checkpoints folder")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()  # torch.load doesn't look at the checksums that torch.save writes
         if broken is not None:
             raise ZooError(_damaged(path))
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(file, Path):
+            file.seek(0)
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "weights_only" in str(error).lower() or "unsupported global" in str(error).lower():
             raise ZooError(
@@ -113,9 +120,49 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
+def check_plain(value: object, where: str) -> None:
+    """Raise ZooError unless a setting is data all the way down, with nothing in it that could become an object.
+
+    Settings are None, booleans, numbers, texts, and lists and dicts of these. The command line's parser makes an
+    instance of whatever a dict with the key ``class_path`` names wherever a setting may be anything, and reads such
+    dicts out of texts; so neither may be there.
+
+    Args:
+        value: the setting.
+        where: what it is called in the message.
+    """
+    if isinstance(value, str):
+        if _names_a_class(value):
+            raise ZooError(f"{where}: is a text that describes a class to make; settings are data, and name none")
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            if not isinstance(name, str) or "class_path" in name.split("."):
+                raise ZooError(f"{where}: has the key {name!r}; settings are data, and never name a class to make")
+            check_plain(item, f"{where}.{name}")
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            check_plain(item, f"{where}.{i}")
+    elif value is not None and not isinstance(value, (bool, int, float)):
+        raise ZooError(f"{where}: is a {type(value).__name__}; settings are numbers, texts, lists and dicts of them")
+
+
+def _names_a_class(text: str) -> bool:
+    """Whether a YAML parser finds the key ``class_path`` in a text, of which nothing is made, nor aliases followed."""
+    if ":" not in text:  # a mapping has one
+        return False
+    import yaml  # seldom needed
+
+    try:
+        scalars = [event.value for event in yaml.parse(text) if isinstance(event, yaml.ScalarEvent)]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return False
+    return any("class_path" in scalar.split(".") for scalar in scalars)
+
+
 def _damaged(path: Path) -> str:
+    size = f" ({path.stat().st_size:,} bytes)" if path.is_file() else ""
     return (
-        f"checkpoint: {path} ({path.stat().st_size:,} bytes) is no complete checkpoint; it was cut short, damaged or "
+        f"checkpoint: {path}{size} is no complete checkpoint; it was cut short, damaged or "
         "is another kind of file, so copy it again or take an earlier one"
     )
 
@@ -124,7 +171,8 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
     """What a checkpoint says of itself: its task, network, data and identity.
 
     Raises:
-        ZooError: if it says nothing, or its identity isn't the one its digest was taken of.
+        ZooError: if it says nothing, its identity isn't the one its digest was taken of, or its settings are more than
+            data.
     """
     claim = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(claim, dict) or not isinstance(claim.get("identity"), dict):
@@ -135,6 +183,12 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
     whole = isinstance(claim.get("task"), str) and isinstance(claim.get("settings"), dict) and "data" in claim
     data = claim.get("data")
     whole = whole and (data is None or (isinstance(data, dict) and {"class_path", "init_args"} <= set(data)))
+    whole = whole and (data is None or isinstance(data["init_args"], dict))
     if not whole or not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
         raise ZooError(f"checkpoint: {path} lacks its task, settings, data or tensors; the file was altered")
+    try:
+        check_plain(claim["settings"], "model")
+        check_plain({} if data is None else data["init_args"], "data")
+    except ZooError as error:
+        raise ZooError(f"checkpoint: {path} isn't safe to use: {error}. Take another, or ask who made it") from None
     return claim

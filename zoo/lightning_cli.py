@@ -1,8 +1,6 @@
 """Lightning's own command line, with three things added: a checkpoint alone is enough, ``--ckpt_path last`` finds the
 newest run of a config, and a run ends by saying where its results are."""
 
-import importlib
-import importlib.util
 import json
 import logging
 import re
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -22,8 +20,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
 from zoo.callbacks import PredictionWriter
-from zoo.checkpoint_io import AtomicCheckpointIO
 from zoo.errors import ZooError
+from zoo.families import class_path, data_class, task_class
 from zoo.identity import read_checkpoint, read_claim
 from zoo.shelf import resolve
 from zoo.tasks import ZooTask
@@ -38,28 +36,13 @@ def checkpoint_config(path: str) -> dict[str, Any]:
         ZooError: if the file is no checkpoint of this zoo.
     """
     claim = read_claim(read_checkpoint(path), path)
-    _check_class(claim["task"], path)
-    config: dict[str, Any] = {"model": {"class_path": claim["task"], "init_args": claim["settings"]}}
-    if claim["data"] is not None:
-        _check_class(claim["data"]["class_path"], path)
-        class_path, init_args = claim["data"]["class_path"], dict(claim["data"]["init_args"])
-        module, _, name = class_path.rpartition(".")
-        data_class = getattr(importlib.import_module(module), name)
-        if hasattr(data_class, "as_in_checkpoint"):
-            init_args |= data_class.as_in_checkpoint(path)
-        config["data"] = {"class_path": class_path, "init_args": init_args}
+    config: dict[str, Any] = {
+        "model": {"class_path": class_path(task_class(claim, path)), "init_args": claim["settings"]}
+    }
+    if (kind := data_class(claim, path)) is not None:
+        init_args = claim["data"]["init_args"] | kind.as_in_checkpoint(path)
+        config["data"] = {"class_path": class_path(kind), "init_args": init_args}
     return config
-
-
-def _check_class(class_path: object, path: str) -> None:
-    """A checkpoint may name classes of this zoo; importing any other module it names would run foreign code."""
-    module, _, name = str(class_path).rpartition(".")
-    known = module.split(".")[0] in ("zoo", "datamodules") and importlib.util.find_spec(module) is not None
-    if not known or not hasattr(importlib.import_module(module), name):
-        raise ZooError(
-            f"checkpoint: {path} was made by {class_path}, which is no class of this zoo; give its model and data in a "
-            "--config beside a checkpoint of this zoo, or use the program it was made with"
-        )
 
 
 class ZooParser(LightningArgumentParser):
@@ -104,6 +87,7 @@ class ZooCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         quiet_advertisements()
+        set_parsing_settings(instantiate_subclass_spec_in_any=False)  # no setting of ours is an object to make
         super().__init__(
             ZooTask,
             pl.LightningDataModule,
@@ -173,14 +157,6 @@ class ZooCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
         self.model.goes_on_from = self._get(self.config, "ckpt_path")
-
-    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        config = self._get(self.config_init, "trainer", default={})
-        sharded = any(word in str(config.get("strategy")).lower() for word in ("fsdp", "deepspeed", "model_parallel"))
-        if not sharded:  # those write folders of their own
-            given = config.get("plugins") or []
-            kwargs["plugins"] = [*(given if isinstance(given, list) else [given]), AtomicCheckpointIO()]
-        return super().instantiate_trainer(**kwargs)
 
     def fit(self, model: pl.LightningModule, **arguments: Any) -> None:
         """As the trainer's; a run that was told to stop does not end as if it were finished."""

@@ -1,4 +1,4 @@
-"""Names that look the same and are not: hidden characters, other spellings of one letter, letters of other alphabets."""
+"""Names that look the same and are not: by hidden characters, other spellings of a letter, or other alphabets."""
 
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,10 @@ _DRAWN_ALIKE = str.maketrans(
 
 def _is_hidden(character: str) -> bool:
     """Whether a character leaves no mark: zero-width ones, marks of direction, variation selectors, controls."""
-    return unicodedata.category(character) in ("Cf", "Cc") or character in "\u034f\u115f\u1160\u3164" or (
-        "\ufe00" <= character <= "\ufe0f"
+    return (
+        unicodedata.category(character) in ("Cf", "Cc")
+        or character in "\u034f\u115f\u1160\u3164"
+        or ("\ufe00" <= character <= "\ufe0f")
     )
 
 

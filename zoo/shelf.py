@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jsonschema
 
 from zoo.errors import ZooError, listed
+from zoo.identity import read_checkpoint
 from zoo.remote import fetch, is_address, place_of, sha256_of
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -254,3 +255,12 @@ def find_checkpoint(given: str) -> str:
     if path == given and not Path(path).exists() and not Path(path).suffix:
         entry_of(path)
     return path
+
+
+def open_checkpoint(given: str | Path | IO[bytes]) -> dict[str, Any]:
+    """Read a checkpoint: a file, a name on the shelf, an address, or an open file; code in it is never run.
+
+    Raises:
+        ZooError: if there is none, or it isn't whole; and as ``find_checkpoint``.
+    """
+    return read_checkpoint(find_checkpoint(str(given)) if isinstance(given, (str, Path)) else given)

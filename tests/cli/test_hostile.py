@@ -14,7 +14,7 @@ import torch
 from tests.cli.test_lightning import CONFIGS, QUIET, refused
 from tests.tasks.test_graph import EDGES, TINY, table
 from tests.tasks.test_language import SILENT, altered
-from zoo.checkpoint_io import AtomicCheckpointIO
+from zoo.checkpoint_io import CheckedCheckpointIO
 from zoo.cli import zoo_main
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import read_checkpoint
@@ -27,7 +27,7 @@ OWN = CONFIGS / "own_text.yaml"
 
 
 def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
+    CheckedCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "last.ckpt")
     before = (tmp_path / "last.ckpt").read_bytes()
 
     def half(checkpoint, file):
@@ -36,16 +36,16 @@ def test_a_write_that_fails_leaves_the_checkpoint_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", half)
     with pytest.raises(OSError, match="No space left"):
-        AtomicCheckpointIO().save_checkpoint({"a": 2}, tmp_path / "last.ckpt")
+        CheckedCheckpointIO().save_checkpoint({"a": 2}, tmp_path / "last.ckpt")
     assert (tmp_path / "last.ckpt").read_bytes() == before
     assert os.listdir(tmp_path) == ["last.ckpt"]
 
 
 def test_fit_writes_its_checkpoints_beside_their_place(lightning, tiny_arguments, monkeypatch):
     written = []
-    original = AtomicCheckpointIO.save_checkpoint
+    original = CheckedCheckpointIO.save_checkpoint
     monkeypatch.setattr(
-        AtomicCheckpointIO, "save_checkpoint", lambda self, *a, **k: written.append(a[1]) or original(self, *a, **k)
+        CheckedCheckpointIO, "save_checkpoint", lambda self, *a, **k: written.append(a[1]) or original(self, *a, **k)
     )
     lightning("fit", "--config", OWN, *tiny_arguments, "--trainer.max_steps", 2, "--trainer.val_check_interval", 2)
     assert {Path(path).name for path in written} == {"best.ckpt", "last.ckpt"}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -21,17 +22,20 @@ from torchmetrics import Metric
 
 from zoo.adapters import BASE, add_lora, merge_lora, projections
 from zoo.attention.packed import check_packed_layers
+from zoo.checkpoint_io import CheckedCheckpointIO, is_usual
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import (
     CHECKPOINT_KEY,
     PROVENANCE,
     canonical_json,
     check_identity,
+    check_plain,
     differences,
     digest,
     read_checkpoint,
     read_claim,
 )
+from zoo.shelf import open_checkpoint
 from zoo.tasks.pretrained import NETWORK, Pretrained
 from zoo.transfer import Fate, summary
 
@@ -514,23 +518,58 @@ class ZooTask(pl.LightningModule, ABC):
         return "the network"
 
     @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **settings: Any) -> Self:
-        """As Lightning's, of a local file after the checks that the command line makes.
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **settings: Any,
+    ) -> Self:
+        """As Lightning's, after the checks that the command line makes.
 
         Args:
-            checkpoint_path: the file.
-            args: as in Lightning: where to put the tensors, and so on.
+            checkpoint_path: the file, a name of zoo list, an address, or an open file.
+            map_location: the device to put the task on, as `to` takes it; left out, the CPU.
+            hparams_file: refused: a checkpoint holds its settings.
+            strict: whether every tensor must be there, and no other; left out, yes.
+            weights_only: False is refused: a checkpoint's code is never run.
             settings: hyperparameters that replace the checkpoint's.
 
         Raises:
             ZooError: if the file is missing, damaged, holds code, or is of another task.
         """
-        if isinstance(checkpoint_path, (str, Path)) and "://" not in str(checkpoint_path):
-            claim = read_claim(read_checkpoint(checkpoint_path), checkpoint_path)
-            here = f"{cls.__module__}.{cls.__qualname__}"
-            if claim["task"] != here:
-                raise CheckpointMismatchError(f"checkpoint: {checkpoint_path} is of {claim['task']}, not of {here}")
-        return super().load_from_checkpoint(checkpoint_path, *args, **settings)
+        if hparams_file is not None or weights_only is False:
+            given = "hparams_file" if hparams_file is not None else "weights_only=False"
+            raise ZooError(
+                f"load_from_checkpoint: got {given}; a checkpoint of this zoo is data and holds its settings, so leave "
+                "it out"
+            )
+        where = checkpoint_path if isinstance(checkpoint_path, (str, Path)) else "the file"
+        checkpoint = open_checkpoint(checkpoint_path)
+        claim = read_claim(checkpoint, where)
+        here = f"{cls.__module__}.{cls.__qualname__}"
+        if claim["task"] != here:
+            raise CheckpointMismatchError(f"checkpoint: {where} is of {claim['task']}, not of {here}")
+        try:
+            task = cls(**{**claim["settings"], **settings})
+        except (TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:160]
+            raise ZooError(f"checkpoint: {where}: its settings make no sense ({reason}); take another copy") from None
+        task.on_load_checkpoint(checkpoint)
+        task.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
+        return task if map_location is None else task.to(map_location)
+
+    def setup(self, stage: str) -> None:
+        """See to it that what is going to be saved can be read again, and that what is going to be read is checked."""
+        check_plain(plain(self.hparams), "model")
+        if (datamodule := getattr(self.trainer, "datamodule", None)) is not None:
+            check_plain(plain(datamodule.hparams), "data")
+        strategy = self.trainer.strategy
+        # sharded strategies write and read folders of their own
+        if type(strategy).load_checkpoint is Strategy.load_checkpoint and is_usual(strategy.checkpoint_io):
+            strategy.checkpoint_io = CheckedCheckpointIO()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         datamodule = getattr(self._trainer, "datamodule", None) if self._trainer is not None else None
