@@ -1,11 +1,13 @@
 """What the data modules of all families share."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import lightning.pytorch as pl
 import torch
+from torch.utils.data import Dataset
 
+from datamodules.loaders import ResumableLoader, ShuffledSampler, StillSampler
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.identity import digest, read_claim
 from zoo.shelf import open_checkpoint
@@ -18,6 +20,9 @@ class ZooDataModule(pl.LightningDataModule):
 
     Subclasses set ``_identity`` in ``setup``, have ``batch_size``, and ``num_workers`` among their hyperparameters.
     """
+
+    kept_settings: ClassVar[tuple[str, ...]] = ("batch_size", "split_seed", "val_fraction", "test_fraction")
+    """Names of the settings that a run keeps from its beginning: with others it would go on with other samples."""
 
     batch_size: int
     _identity: dict[str, Any] | None = None
@@ -61,6 +66,11 @@ class ZooDataModule(pl.LightningDataModule):
     def digest(self) -> str:
         """SHA-256 of the identity's canonical JSON."""
         return digest(self.identity())
+
+    def _training_loader(self, dataset: Dataset[Any], sampler: ShuffledSampler, **options: Any) -> ResumableLoader:
+        """A loader that can go on in the midst of an epoch; of the same batches every epoch with overfit_batches."""
+        overfitting = getattr(self.trainer, "overfit_batches", 0) > 0
+        return ResumableLoader(dataset, StillSampler(sampler) if overfitting else sampler, **options)
 
     def _options(self) -> dict[str, Any]:
         """What all loaders have in common."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 
 
 class ShuffledSampler(DistributedSampler[int]):
@@ -64,6 +64,28 @@ class WindowSampler(ShuffledSampler):
         return super().draw(random) * self.window + shift
 
 
+class StillSampler(DistributedSampler[int], SequentialSampler):
+    """The first epoch of another sampler, every epoch: the same samples in the same order, to be learned by heart.
+
+    It counts as a sequential one, which is what Lightning looks for when ``overfit_batches`` is set.
+
+    Args:
+        sampler: whose first epoch it is.
+    """
+
+    def __init__(self, sampler: ShuffledSampler) -> None:
+        super().__init__(sampler.dataset, sampler.num_replicas, sampler.rank, shuffle=False)
+        self.first = sampler
+        self.skip = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.first.skip, self.skip = self.skip, 0
+        return iter(self.first)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
 class ResumableLoader(DataLoader[Any]):
     """A DataLoader over a ``ShuffledSampler`` that can go on where a checkpoint left it.
 
@@ -71,7 +93,7 @@ class ResumableLoader(DataLoader[Any]):
     drawn, not before: only then has Lightning told it the epoch.
     """
 
-    def __init__(self, dataset: Dataset[Any], sampler: ShuffledSampler, **options: Any) -> None:
+    def __init__(self, dataset: Dataset[Any], sampler: ShuffledSampler | StillSampler, **options: Any) -> None:
         # A generator of its own leaves the global random state alone when an iterator is made.
         super().__init__(dataset, sampler=sampler, generator=torch.Generator().manual_seed(0), **options)
         self.order = sampler

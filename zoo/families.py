@@ -1,7 +1,6 @@
 """The families of models: the one place that knows which task and which data module belong together, and by which
 names a checkpoint may ask for them."""
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from datamodules.base import ZooDataModule
 from zoo.errors import ZooError, listed
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
+from zoo.tasks.base import defaults_of
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -71,8 +71,7 @@ def _registered(kinds: Mapping[str, Kind], given: object, settings: Mapping[str,
             "--config beside a checkpoint of this zoo, or use the program it was made with"
         )
     kind = kinds[given]
-    known = {name for base in kind.__mro__ for name in inspect.signature(base).parameters}
-    if unknown := sorted(set(settings) - known):
+    if unknown := sorted(set(settings) - set(defaults_of(kind))):
         raise ZooError(
             f"checkpoint: {where} has settings that {kind.__name__} doesn't know: {listed(unknown)}; it was altered, "
             "or made by a newer version of the zoo, so take another copy or install that version"

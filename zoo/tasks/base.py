@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -36,9 +37,11 @@ from zoo.identity import (
     read_claim,
 )
 from zoo.shelf import open_checkpoint
+from zoo.tasks.mends import average_no_indices, close_finished_epoch
 from zoo.tasks.pretrained import NETWORK, Pretrained
 from zoo.transfer import Fate, summary
 
+GRADIENTS = "gathered_gradients"  # where a checkpoint in the midst of a step's batches keeps their gradients so far
 IDENTITY_TENSOR = "data_identity"  # where a bare state dict keeps the identity, as the UTF-8 of its canonical JSON
 
 
@@ -76,7 +79,6 @@ def _listed(source: Mapping[str, Any] | None) -> str:
 
 _ADAPTING = ("pretrained", "on_mismatch", "lora_rank", "lora_alpha", "lora_dropout", "renamed")
 _STATES = {"state_dict", "current_model_state"}  # the second beside a moving average, which is then the first
-_UNSET = {"layer_decay": 1.0, "train": "all", "lora_rank": 0, "lora_dropout": 0.0}  # what older checkpoints don't say
 _NOT_BUILT = (TypeError, KeyError, ValueError, AttributeError, IndexError)  # from settings or identities without sense
 
 
@@ -109,6 +111,14 @@ def layer_depths(network: nn.Module, layers: str, stem: tuple[str, ...]) -> dict
         else:
             depths[name] = 0 if name.startswith(stem) else n + 1
     return depths
+
+
+def defaults_of(kind: type) -> dict[str, Any]:
+    """The settings of a class with their defaults, those of its bases too."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        found |= {name: plain(p.default) for name, p in inspect.signature(base).parameters.items()}
+    return found
 
 
 def plain(value: object) -> Any:
@@ -156,11 +166,9 @@ class ZooTask(pl.LightningModule, ABC):
     pretrained_advice: ClassVar[str] = "To carry over what fits, set model.on_mismatch to adapt"
     """What to do about weights to start from that were made for other data."""
 
-    optimizer_settings: ClassVar[tuple[str, ...]] = (
-        *("lr", "weight_decay", "beta2", "layer_decay", "train"),
-        *("lora_rank", "lora_alpha", "lora_dropout"),
-    )
-    """Names of the hyperparameters that a run keeps from its beginning, as its optimizer's state does."""
+    free_settings: ClassVar[tuple[str, ...]] = ("pretrained", "on_mismatch", "renamed", "compile")
+    """Names of the hyperparameters that may change when a run goes on, since nothing that is learned depends on them
+    from then on. All others a run keeps from its beginning."""
 
     predictions_suffix: ClassVar[str] = ".csv"
     """What kind of file `lightning predict` writes if no path is given."""
@@ -223,6 +231,7 @@ class ZooTask(pl.LightningModule, ABC):
         self.register_state_dict_post_hook(_add_identity)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_drop_identity)  # type: ignore[no-untyped-call]
         self._step_seed: int | None = None
+        self._gathered: dict[str, Tensor] = {}  # gradients that a checkpoint was written in the midst of
         self.fates: list[Fate] = []
         self._started_from: str | None = None
         self._not_started: ZooError | None = None
@@ -472,6 +481,7 @@ class ZooTask(pl.LightningModule, ABC):
             rank_zero_info(f"LoRA: {trained:,} of {sum(n for n, _ in sizes):,} parameters are trained")
 
     def on_fit_start(self) -> None:
+        average_no_indices(self.trainer)
         for metric in self.modules():
             if isinstance(metric, Metric):
                 metric.reset()  # states that a test left behind can't be written to outside inference mode
@@ -587,6 +597,12 @@ class ZooTask(pl.LightningModule, ABC):
             "step_seed": self._step_seed,
             "transfer": [fate.plain() for fate in self.fates],
         }
+        if self._trainer is not None:
+            checkpoint[CHECKPOINT_KEY]["trainer"] = self._of_the_trainer()
+            if self._is_gathering:  # each process has its own
+                reduce = self.trainer.strategy.reduce
+                gathered = {name: p.grad for name, p in self.named_parameters() if p.grad is not None}
+                checkpoint[GRADIENTS] = {name: reduce(grad.clone()) for name, grad in gathered.items()}
         if self._adapter is not None:
             checkpoint[CHECKPOINT_KEY]["adapter"] = dict(self._adapter)
             frozen = {f"{NETWORK}{name}" for name, p in self.network.named_parameters() if not p.requires_grad}
@@ -624,16 +640,9 @@ class ZooTask(pl.LightningModule, ABC):
         self._is_loaded = True
         self.fates = _fates_of(claim)
         if fitting:
-            then = {name: claim["settings"].get(name, _UNSET.get(name)) for name in self.optimizer_settings}
-            kept = [
-                f"model.{name}: {value} in the checkpoint, {self.hparams[name]} here"
-                for name, value in then.items()
-                if value != self.hparams[name]
-            ]
-            if kept:
-                raise CheckpointMismatchError(
-                    f"checkpoint: {'; '.join(kept)}. A run goes on with the optimizer it had; leave these settings out"
-                )
+            self._check_kept(claim)
+            self._tell_changed(claim)
+            self._gathered = dict(checkpoint.get(GRADIENTS, {}))
         if not self.is_built:
             self._identity = claim["identity"]
             try:
@@ -658,6 +667,53 @@ class ZooTask(pl.LightningModule, ABC):
         old, new = claim["identity"].get("source"), self.data_identity.get("source")
         if old != new and self._trainer is not None and self._trainer.state.fn != "predict":
             rank_zero_warn(f"The checkpoint was trained on {_listed(old)}; this is {_listed(new)}: figures may differ")
+
+    def _check_kept(self, claim: Mapping[str, Any]) -> None:
+        """Raise CheckpointMismatchError if a run that goes on would be given other settings than it began with."""
+        defaults, mine = defaults_of(type(self)), plain(self.hparams)
+        kept = sorted(set(mine) - {*self.free_settings, *self.network_settings})
+        then = {f"model.{name}": (claim["settings"].get(name, defaults[name]), mine[name]) for name in kept}
+        datamodule = getattr(self._trainer, "datamodule", None)
+        if claim["data"] is not None and isinstance(datamodule, pl.LightningDataModule):
+            saved, here = claim["data"]["init_args"], plain(datamodule.hparams)
+            known = [name for name in getattr(datamodule, "kept_settings", ()) if name in saved]
+            then |= {f"data.{name}": (saved[name], here[name]) for name in known}
+        if found := [f"{name}: {old} in the checkpoint, {new} here" for name, (old, new) in then.items() if old != new]:
+            raise CheckpointMismatchError(
+                f"checkpoint: {'; '.join(found)}. A run goes on with the settings it had; leave these out, or begin a "
+                "new run from the checkpoint's weights with --model.pretrained"
+            )
+
+    def _tell_changed(self, claim: Mapping[str, Any]) -> None:
+        """Say in one line what of the trainer is other than it was when the checkpoint was written."""
+        now, before = self._of_the_trainer(), claim.get("trainer", {})
+        changed = [
+            f"{name} {value}, which was {before[name]}"
+            for name, value in now.items()
+            if before.get(name, value) != value
+        ]
+        if changed:
+            rank_zero_warn(f"The run goes on with {'; '.join(changed)}: what follows is other than it would have been")
+        seed = os.environ.get("PL_GLOBAL_SEED")
+        if seed is not None and self._step_seed not in (None, int(seed) % (1 << 31)):
+            rank_zero_info(f"seed_everything: {seed} here, but a run keeps the seed it began with, {self._step_seed}")
+
+    def _of_the_trainer(self) -> dict[str, Any]:
+        trainer = self.trainer
+        return {
+            "accumulate_grad_batches": trainer.accumulate_grad_batches,
+            "gradient_clip_val": trainer.gradient_clip_val,
+            "precision": str(trainer.precision),
+            "processes": trainer.world_size,
+        }
+
+    @property
+    def _is_gathering(self) -> bool:
+        """Whether gradients of some batches wait for the others of their step."""
+        trainer, batches = self.trainer, self.trainer.accumulate_grad_batches
+        return (
+            trainer.state.fn == "fit" and not trainer.is_last_batch and (trainer.fit_loop.batch_idx + 1) % batches > 0
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As PyTorch's, after every check has passed: data identity, packed layers, names and shapes of all tensors.
@@ -741,7 +797,6 @@ class ZooTask(pl.LightningModule, ABC):
             # Lightning doesn't clip gradients for a fused optimizer in mixed precision, nor scale the loss of one
             fused="mixed" not in str(self.trainer.precision) and self.trainer.precision != "16-true",
         )
-        self._budget = self.trainer.estimated_stepping_batches
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": LambdaLR(optimizer, self._share_of_lr), "interval": "step"},
@@ -759,7 +814,21 @@ class ZooTask(pl.LightningModule, ABC):
         return self.min_lr + (1 - self.min_lr) * (1 + math.cos(math.pi * done)) / 2
 
     def on_train_start(self) -> None:
-        self._budget = self.trainer.estimated_stepping_batches  # a batch-size finder has changed it since
+        """Learn how long the run is, and set the learning rate of its next step by that.
+
+        Not before: the trainer makes the training data to answer, and of data that was made before a checkpoint's
+        state is read, a run that goes on starts the epoch again.
+        """
+        close_finished_epoch(self.trainer)
+        self._budget = self.trainer.estimated_stepping_batches
+        for schedule in (config.scheduler for config in self.trainer.lr_scheduler_configs):
+            if isinstance(schedule, LambdaLR) and schedule.lr_lambdas == [self._share_of_lr] * len(schedule.base_lrs):
+                share = self._share_of_lr(schedule.last_epoch)
+                for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+                    group["lr"] = base * share
+        for name, parameter in self.named_parameters():
+            if name in self._gathered:
+                parameter.grad = self._gathered.pop(name).to(parameter)
 
     @property
     def lr(self) -> float:

@@ -94,6 +94,7 @@ class GraphPredictionTask(ZooTask):
 
     network: GraphTokenModel
     network_settings: ClassVar[tuple[str, ...]] = ("embed_dim", "num_heads", "n_layers", "d_ff", "readout")
+    free_settings: ClassVar[tuple[str, ...]] = (*ZooTask.free_settings, "on_unseen_inputs", "chunk_size")
     mismatch_advice = (
         "To use the checkpoint's graph, classes and scaling, set data.from_checkpoint to the checkpoint file; to train "
         "on these anew, leave --ckpt_path out"

@@ -107,6 +107,11 @@ class LanguageModelTask(ZooTask):
         *("positions", "max_len", "tie_embeddings", "diag_scale", "off_diag_scale", "off_diag_mode"),
         *("use_layer_bias", "layer_bias_rank", "compact_rank", "free_M", "context_stride"),
     )
+    free_settings: ClassVar[tuple[str, ...]] = (
+        *ZooTask.free_settings,
+        *("chunk_size", "off_diag_alpha_init", "use_multihead_M"),
+        *("max_new_tokens", "temperature", "top_k", "top_p", "stop", "sample_seed"),
+    )
     mismatch_advice = (
         "To use this text with the checkpoint's vocabulary, set data.tokenizer to the checkpoint file; to train on it "
         "anew, leave --ckpt_path out"
