@@ -12,21 +12,22 @@ from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from jsonargparse import Namespace, set_parsing_settings
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
-from zoo.callbacks import PredictionWriter
-from zoo.errors import ZooError
+from zoo.callbacks import BestAndLastCheckpoint, PredictionWriter
+from zoo.errors import ZooError, listed
 from zoo.families import class_path, data_class, task_class
 from zoo.identity import read_checkpoint, read_claim
 from zoo.shelf import resolve
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")
+_LIGHTNINGS_OWN = "lightning.pytorch.callbacks.ModelCheckpoint"
 
 
 def checkpoint_config(path: str) -> dict[str, Any]:
@@ -82,6 +83,25 @@ def _option(args: list[str], name: str) -> str | None:
     return value
 
 
+class RunConfig(SaveConfigCallback):
+    """Keep the settings of a run in its folder, as config.yaml; where there is none, nowhere."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if trainer.loggers and isinstance(trainer.loggers[0], (TensorBoardLogger, CSVLogger)):
+            super().setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Where no logger has a folder, that of the checkpoints is the run's, unless the user shares it among runs."""
+        checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
+        if self.already_saved or checkpoints is None or Path(checkpoints).name != "checkpoints":
+            return
+        self.already_saved = True
+        if trainer.is_global_zero:
+            folder = Path(checkpoints).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            self.parser.save(self.config, folder / self.config_filename, skip_none=False, overwrite=True)
+
+
 class ZooCLI(LightningCLI):
     """``lightning fit|validate|test|predict``; every flag is Lightning's own but ``--predictions.path``."""
 
@@ -94,6 +114,7 @@ class ZooCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             seed_everything_default=0,
+            save_config_callback=RunConfig,
             save_config_kwargs={"overwrite": True},  # a resumed run goes on in its own folder
             auto_configure_optimizers=False,  # those want parameters before configure_model has made them
             load_from_checkpoint_support=False,  # our checkpoints carry plain settings
@@ -127,6 +148,9 @@ class ZooCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        for callback in _listed(config.trainer.callbacks):
+            if callback.class_path == _LIGHTNINGS_OWN and callback.get("init_args", {}).get("save_last"):
+                callback.class_path = class_path(BestAndLastCheckpoint)  # in configs from before there was one
         if self.subcommand != "fit":  # only a run that goes on needs the callbacks of the one before
             warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")
         path = config.get("ckpt_path")
@@ -150,9 +174,16 @@ class ZooCLI(LightningCLI):
         """Turn ``last`` into the newest last.ckpt of this config's runs, and go on in that run's folder."""
         newest = _newest(config)
         config.ckpt_path = str(newest)
-        logger = config.trainer.logger
-        if self.subcommand == "fit" and hasattr(logger, "init_args"):
-            logger.init_args.version = newest.parent.parent.name
+        if self.subcommand != "fit":
+            return
+        loggers = [logger for logger in _listed(config.trainer.logger) if "init_args" in logger]
+        if not loggers:
+            for callback in _listed(config.trainer.callbacks):
+                if callback.class_path == class_path(BestAndLastCheckpoint) and not callback.init_args.get("dirpath"):
+                    callback.init_args.dirpath = str(newest.parent)
+        elif newest.parent.parent.parent == _runs_of(loggers[0]):  # the others begin a new version
+            loggers[0].init_args.version = newest.parent.parent.name
+            _keep_table(newest.parent.parent / "metrics.csv", loggers[0].class_path)
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
@@ -162,6 +193,10 @@ class ZooCLI(LightningCLI):
         """As the trainer's; a run that was told to stop does not end as if it were finished."""
         try:
             self.trainer.fit(model, **arguments)
+        except RuntimeError as error:
+            if not str(error).startswith("Early stopping conditioned on metric"):
+                raise
+            raise ZooError(f"EarlyStopping.monitor: {_monitored(self.trainer)}; name one of these") from None
         except SIGTERMException:
             print("error: fit was told to stop; --ckpt_path last goes on with it", file=sys.stderr)
             raise SystemExit(143) from None
@@ -181,26 +216,62 @@ class ZooCLI(LightningCLI):
                 print(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
 
 
+def _monitored(trainer: pl.Trainer) -> str:
+    """What callbacks wait for in vain, and what there is."""
+    callbacks: list[pl.Callback] = getattr(trainer, "callbacks", [])
+    there = sorted(trainer.callback_metrics)
+    missing = [c.monitor for c in callbacks if isinstance(c, EarlyStopping) and c.monitor not in there]
+    return f"got {listed(missing)}; this run has {listed(there, shown=20)}"
+
+
+def _listed(given: Any) -> list[Any]:
+    """The classes that a setting of the trainer names, which may be none, one or several."""
+    found = given if isinstance(given, list) else [given]
+    return [item for item in found if hasattr(item, "class_path")]
+
+
+def _runs_of(logger: Any) -> Path:
+    """The folder with a folder a run of a logger."""
+    name = logger.init_args.get("name")
+    return Path(logger.init_args.save_dir).expanduser() / ("lightning_logs" if name is None else name)
+
+
 def _newest(config: Any) -> Path:
     """The newest last.ckpt of a config's runs.
 
     Raises:
         ZooError: if there is none.
     """
-    logger = config.trainer.logger
-    if hasattr(logger, "init_args") and logger.init_args.get("save_dir"):
-        runs = Path(logger.init_args.save_dir) / (logger.init_args.get("name") or "")
-    else:
-        runs = Path(config.trainer.default_root_dir or ".") / "lightning_logs"
-    found = sorted(runs.glob("version_*/checkpoints/last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    loggers = [logger for logger in _listed(config.trainer.logger) if logger.get("init_args", {}).get("save_dir")]
+    root = Path(config.trainer.default_root_dir or ".").expanduser()
+    folders = [_runs_of(logger) for logger in loggers] or [root / "lightning_logs"]
+    own = [
+        Path(callback.init_args.dirpath).expanduser()
+        for callback in _listed(config.trainer.callbacks)
+        if callback.get("init_args", {}).get("dirpath")
+    ]
+    places = [path for folder in folders for path in folder.glob("*/checkpoints/last*.ckpt")]
+    places += [path for folder in own for path in folder.glob("last*.ckpt")]
+    found = sorted(places, key=lambda path: path.stat().st_mtime)
     while found and not zipfile.is_zipfile(found[-1]) and len(found) > 1:
         found.pop()  # cut short by another program: the one before will do
     if not found:
+        where = listed([str(folder) for folder in [*folders, *own]])
         raise ZooError(
-            f"--ckpt_path: got last, but no run under {runs} has a last.ckpt; start one without --ckpt_path, or name a "
-            "checkpoint file"
+            f"--ckpt_path: got last, but no run under {where} has a last.ckpt; start one without --ckpt_path, or name "
+            "a checkpoint file"
         )
     return found[-1]
+
+
+def _keep_table(table: Path, logger: str) -> None:
+    """A CSVLogger deletes the table of a run that goes on; keep it under another name."""
+    if logger.endswith("CSVLogger") and table.is_file():
+        number = 1
+        while (kept := table.with_name(f"metrics.{number}.csv")).exists():
+            number += 1
+        table.rename(kept)
+        print(f"Figures of the run so far: {_shown(str(kept))}", file=sys.stderr)
 
 
 class _ClassesOnly(ZooCLI):

@@ -224,13 +224,15 @@ def whereabouts(entry: Entry) -> str:
 
 
 def resolve(given: str) -> str:
-    """A checkpoint file's path, from its path, an address, or a name on the shelf; anything else stays as it is.
+    """A checkpoint file's path, from its path, an address, or a name on the shelf; anything else stays as it is, but
+    for a ~ in front.
 
     Raises:
         ZooError: if the address can't be read, or the name's file isn't the one of the index.
     """
     if is_address(given):
         return str(fetch(given))
+    given = os.path.expanduser(given)
     if Path(given).is_file() or Path(given).suffix or os.sep in given:
         return given
     try:

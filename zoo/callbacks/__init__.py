@@ -1,8 +1,17 @@
 """What a run shows and writes."""
 
+from zoo.callbacks.checkpoints import BestAndLastCheckpoint
 from zoo.callbacks.mistakes import Mistakes
 from zoo.callbacks.pictures import MetricPictures, TextSamples
 from zoo.callbacks.predictions import PredictionWriter
 from zoo.callbacks.throughput import PicturesPerSecond, TokensPerSecond
 
-__all__ = ["MetricPictures", "Mistakes", "PicturesPerSecond", "PredictionWriter", "TextSamples", "TokensPerSecond"]
+__all__ = [
+    "BestAndLastCheckpoint",
+    "MetricPictures",
+    "Mistakes",
+    "PicturesPerSecond",
+    "PredictionWriter",
+    "TextSamples",
+    "TokensPerSecond",
+]

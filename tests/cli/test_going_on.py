@@ -1,0 +1,127 @@
+"""A run that goes on from any of its checkpoints ends as an unbroken one does, to the last bit."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from tests.cli.conftest import NAMES
+from zoo.callbacks import BestAndLastCheckpoint
+
+# 6 batches an epoch, a validation after the fourth, so that a run is broken in the midst of an epoch
+EPOCH = ("--trainer.limit_train_batches", "6", "--trainer.limit_val_batches", "1", "--trainer.val_check_interval", "4")
+EPOCH += ("--trainer.check_val_every_n_epoch", "1", "--trainer.log_every_n_steps", "1")
+LONG = ("--trainer.max_steps", "-1", "--trainer.max_epochs", "2")
+STOPPING = (
+    *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"),
+    *("--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=1000"),
+)
+ENDS = {  # how a run ends, and after how many steps
+    "max_epochs": (LONG, 12),
+    "max_steps": (("--trainer.max_steps", "11", "--trainer.max_epochs", "30"), 11),
+    "max_steps, whole epochs": (("--trainer.max_steps", "12", "--trainer.max_epochs", "-1"), 12),
+    "max_time": ((*LONG, "--trainer.max_time", "00:01:00:00"), 12),
+    "early stopping": (("--trainer.max_steps", "-1", "--trainer.max_epochs", "9", *STOPPING), 10),
+}
+AVERAGED = ("--trainer.callbacks+=EMAWeightAveraging", "--trainer.callbacks.decay=0.9")
+WAYS = {
+    **ENDS,
+    "accumulation": ((*LONG, "--trainer.accumulate_grad_batches", "3"), 4),
+    "weight averaging": ((*LONG, *AVERAGED), 12),
+    "averaging and accumulation": ((*LONG, *AVERAGED, "--trainer.accumulate_grad_batches", "3"), 4),
+    "workers": ((*LONG, "--data.num_workers", "2"), 12),
+    "validation at epochs' ends": ((*LONG, "--trainer.val_check_interval", "1.0"), 12),
+    "max_steps, validation at epochs' ends": (
+        ("--trainer.max_steps", "15", "--trainer.max_epochs", "30", "--trainer.val_check_interval", "1.0"),
+        15,
+    ),
+    "validation in few epochs": (
+        ("--trainer.max_epochs", "3", *LONG[:2], "--trainer.check_val_every_n_epoch", "2"),
+        18,
+    ),
+    "overfitting": ((*LONG, "--trainer.overfit_batches", "6"), 12),
+}
+EXAMPLES = ("graph/breast_cancer.yaml", "lm/own_text.yaml", "vit/own_folder.yaml")
+
+
+@pytest.fixture
+def runs(lightning, monkeypatch, tmp_path):
+    """Run, and keep a copy of every last.ckpt; only the first validation's state counts as best."""
+    copies: list[Path] = []
+    number = itertools.count()
+    original = BestAndLastCheckpoint._save_last_checkpoint
+
+    def save_and_copy(self, trainer, candidates):
+        original(self, trainer, candidates)
+        copies.append(tmp_path / "copies" / f"{next(number)}.ckpt")
+        copies[-1].parent.mkdir(exist_ok=True)
+        shutil.copy(self.last_model_path, copies[-1])
+
+    monkeypatch.setattr(BestAndLastCheckpoint, "_save_last_checkpoint", save_and_copy)
+    monkeypatch.setattr(ModelCheckpoint, "check_monitor_top_k", lambda self, *_: not self.best_k_models)
+
+    def run(*arguments):
+        copies.clear()
+        shutil.rmtree("runs", ignore_errors=True)
+        lightning("fit", *arguments)
+        (folder,) = Path("runs").glob("*/*/version_0/checkpoints")
+        return {path.stem: torch.load(path, weights_only=True) for path in folder.iterdir()} | {"copies": list(copies)}
+
+    return run
+
+
+def same(a, b, where="checkpoint"):
+    """Whether two states agree bit by bit, but for clocks and paths."""
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert set(a) == set(b), where
+        for name in a:
+            same(a[name], b[name], f"{where}.{name}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, pair in enumerate(zip(a, b, strict=True)):
+            same(*pair, f"{where}.{i}")
+    else:
+        assert a == b, where
+
+
+def check(runs, arguments, steps, which):
+    whole = runs(*arguments)
+    assert whole["last"]["global_step"] == steps
+    assert whole["best"]["global_step"] < steps
+    parts = ("state_dict", "current_model_state", "averaging_state", "optimizer_states", "lr_schedulers", "epoch")
+    points = whole["copies"][:-1]  # the last is the end
+    assert points
+    for point in [points[i] for i in which if -len(points) <= i < len(points)]:
+        again = runs(*arguments, "--ckpt_path", point)["last"]
+        for part in (*parts, "global_step"):
+            assert (part in again) == (part in whole["last"])
+            same(again.get(part), whole["last"].get(part), part)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("config", EXAMPLES)
+def test_a_run_goes_on_to_the_same_weights(config, way, runs, small):
+    arguments, steps = WAYS[way]
+    check(runs, (*small(config), *EPOCH, *arguments), steps, which=(0, -1))
+
+
+@pytest.mark.parametrize(("number", "config"), list(enumerate(NAMES)))
+def test_every_config_goes_on_to_the_same_weights(number, config, runs, small):
+    arguments, steps = list(ENDS.values())[number % len(ENDS)]
+    check(runs, (*small(config), *EPOCH, *arguments), steps, which=(0,))
+
+
+@pytest.mark.parametrize("config", EXAMPLES)
+def test_a_run_broken_twice_in_one_epoch_goes_on_to_the_same_weights(config, runs, small):
+    arguments = (*small(config), *EPOCH, *LONG)
+    whole = runs(*arguments, "--trainer.val_check_interval", "2")
+    first = runs(*arguments, "--trainer.val_check_interval", "2", "--ckpt_path", whole["copies"][0])
+    second = runs(*arguments, "--trainer.val_check_interval", "2", "--ckpt_path", first["copies"][0])
+    steps = [torch.load(part["copies"][0], weights_only=True)["global_step"] for part in (whole, first)]
+    assert steps == [2, 4]
+    same(second["last"]["state_dict"], whole["last"]["state_dict"])
