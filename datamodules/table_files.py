@@ -131,8 +131,10 @@ class Table:
         Raises:
             ZooError: if a row has no name, or two have the same, or names that look the same.
         """
+        if column is None and self.row_names is None:
+            return list(map(str, range(len(self))))
         if column is None:
-            names = list(map(str, range(len(self)))) if self.row_names is None else self.row_names
+            names = self.row_names or []
         else:
             values = self.require("data.id_column", column)
             empty = np.flatnonzero(values.isna() | (values.astype(object) == ""))
@@ -355,7 +357,7 @@ def _check_delimiter(header: str, path: Path, argument: str) -> None:
         raise ZooError(
             f"{argument}: {path} is separated by ';', as spreadsheets write where a comma is the decimal mark; save it "
             f"with '{_DELIMITERS[path.suffix.lower()]}' and decimal points: pandas.read_csv({path.name!r}, sep=';', "
-            "decimal=',').to_csv('NEW.csv', index=False)"
+            "decimal=',', dtype={'LABEL': str}).to_csv('NEW.csv', index=False)"
         )
     if found:
         right = next((suffix for suffix, delimiter in _DELIMITERS.items() if delimiter == found), None)

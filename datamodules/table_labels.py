@@ -122,10 +122,9 @@ def refuse_missing_labels(labels: pd.DataFrame, row_ids: Sequence[str], missing:
         rows = np.flatnonzero(values.isna() | values.isin(absent))
         if rows.size:
             shown = listed([row_ids[row] for row in rows.tolist()])
-            texts = f" (no label is what is missing, or one of data.missing_labels: {listed(list(missing))})"
+            texts = f" (as no label counts what is in data.missing_labels: {listed(list(missing))})" if missing else ""
             raise ZooError(
-                f"data.label: column {name!r} is empty in {rows.size} rows: {shown}; fill in or drop them"
-                f"{texts if missing else ''}"
+                f"data.label: column {name!r} is empty in {rows.size} rows: {shown}; fill in or drop them{texts}"
             )
 
 
@@ -218,10 +217,12 @@ def encode_labels(
     if not _is_text(values) and kind_of(values) == "float":
         raise ZooError(f"data.problem: got {problem}, but column {values.name!r} holds fractions; {_ASK}")
     names = [_as_class(value) for value in values]
-    _refuse_twins(names, values.name, row_ids)
-    if known is not None:
+    if known is None:
+        _refuse_twins(names, values.name, row_ids)
+        classes = sort_classes(set(names))
+    else:
         names = _in_known_spelling(names, known)
-    classes = sort_classes(set(names)) if known is None else list(known)
+        classes = list(known)
     unknown = sort_classes(set(names) - set(classes))
     if unknown:
         for name in unknown:
@@ -268,8 +269,8 @@ def _refuse_twins(names: Sequence[str], column: object, row_ids: Sequence[str]) 
     """Two spellings of one class would be two classes."""
     different = list(dict.fromkeys(names))
     where = f"data.label: classes of column {column!r}"
-    for group in look_alikes(different):
-        refuse_look_alikes(different, where, advice=f"give both one spelling, in {_rows_of(group, names, row_ids)}")
+    if alike := look_alikes(different):
+        refuse_look_alikes(different, where, advice=f"give both one spelling, in {_rows_of(alike[0], names, row_ids)}")
     numbers: dict[float, list[str]] = {}
     for name in different:
         if _NUMBER.fullmatch(name) and not _CODE.fullmatch(name) and "e" not in name.lower():
