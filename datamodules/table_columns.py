@@ -1,24 +1,24 @@
-"""What the columns of a table become: measurements, labels and splits."""
+"""What the columns of a table become: measurements and splits."""
 
 import math
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from datamodules.base import SPLITS
 from datamodules.table_files import Table
 from zoo.errors import ZooError, listed
 from zoo.graph import AdjacencySpec
+from zoo.lookalikes import look_alikes, refuse_look_alikes, spelt
 
-Problem = Literal["binary", "multiclass", "multilabel", "regression"]
-_FEW_CLASSES = 50  # integers with more values than this may be counts: the user says which
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}([.'\s]\d{3})+),\d+")
 _FOLDS = 20  # groups are dealt into so many folds, of which shares of the rows are made
 
 
@@ -28,13 +28,14 @@ _FOLDS = 20  # groups are dealt into so many folds, of which shares of the rows 
 def match_columns(
     table: Table, others: Sequence[str], spec: AdjacencySpec, ignore_unmatched: bool, allow_unmeasured: bool
 ) -> list[str | None]:
-    """For each input node, its column; None where there is none and that is allowed.
+    """For each input node, its column; None where there is none and that is allowed. What is left out is said.
 
     Raises:
         ZooError: listing the columns without an input node and the input nodes without a column, unless allowed, and
-            always if no column has one.
+            always if no column has one, or one only looks like a node or another column that is used.
     """
     inputs, there = set(spec.input_nodes), set(table.columns)
+    _refuse_alike(table, inputs | set(others))
     unmatched = [column for column in table.columns if column not in inputs and column not in set(others)]
     unmeasured = [node for node in spec.input_nodes if node not in there]
     found = []
@@ -54,7 +55,23 @@ def match_columns(
         )
     if found:
         raise ZooError(f"{table.argument}: {table.name}: {'. And '.join(found)}")
+    if unmatched:
+        rank_zero_info(f"data.unmatched_columns: {len(unmatched)} columns ignored: {listed(unmatched)}")
+    if unmeasured:
+        rank_zero_info(f"data.unmeasured_nodes: {len(unmeasured)} input nodes missing: {listed(unmeasured)}")
     return [node if node in there else None for node in spec.input_nodes]
+
+
+def _refuse_alike(table: Table, used: set[str]) -> None:
+    """A reader can't tell which of two columns is meant, or that a column isn't the node it seems to be."""
+    for group in look_alikes([*used, *table.columns, *table.about.columns]):
+        if not used.isdisjoint(group):
+            refuse_look_alikes(sorted(group), f"{table.argument}: {table.name}: names of columns and input nodes")
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether a text is a number as spreadsheets in many languages write it: 1,5 or 1.234,5."""
+    return _DECIMAL_COMMA.fullmatch(text.strip()) is not None
 
 
 def column_of_numbers(values: "pd.Series[Any]", where: str, row_ids: Sequence[str]) -> np.ndarray:
@@ -69,9 +86,13 @@ def column_of_numbers(values: "pd.Series[Any]", where: str, row_ids: Sequence[st
     numbers = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     strange = np.flatnonzero(np.isnan(numbers) & values.notna().to_numpy())
     if strange.size:
+        cell = plain.iloc[strange[0]]
+        advice = "mend that cell (empty if not measured) or drop the column"
+        if isinstance(cell, str) and has_decimal_comma(cell):
+            advice = "write numbers with a decimal point, and nothing between thousands"
         raise ZooError(
-            f"{where}: column {values.name!r} has {plain.iloc[strange[0]]!r} in row {row_ids[strange[0]]!r}; it must "
-            "hold numbers, so mend that cell (empty if not measured) or drop the column"
+            f"{where}: column {values.name!r} has {cell!r} in row {row_ids[strange[0]]!r}; it must hold numbers, so "
+            f"{advice}"
         )
     infinite = np.flatnonzero(np.isinf(numbers))
     if infinite.size:
@@ -148,130 +169,6 @@ def _check_measured(numbers: np.ndarray, training: np.ndarray, column: str, tabl
             f"{table.argument}: {table.name}: column {column!r} has no number in any {which}; drop it and set "
             "data.unmeasured_nodes to missing"
         )
-
-
-# ---------------------------------------------------------------------- labels
-
-
-@dataclass(frozen=True)
-class Labels:
-    """Labels as numbers.
-
-    ``target`` holds class numbers (rows,) in int64, flags (rows, columns) in float32, or values (rows,) in float64;
-    ``classes`` the names they count, none for multilabel and regression.
-    """
-
-    problem: Problem
-    target: np.ndarray
-    classes: list[str]
-
-
-def kind_of(values: "pd.Series[Any]") -> str:
-    inferred = pd.api.types.infer_dtype(values.astype(object), skipna=True)
-    kinds = {"string": "text", "floating": "float", "mixed-integer-float": "float"}
-    return kinds.get(inferred, inferred)
-
-
-def _as_class(value: object) -> str:
-    """A class by name: 1, 1.0 and "1" are the same one, whatever a file made of it."""
-    if isinstance(value, (float, np.floating)) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
-
-
-def sort_classes(names: Sequence[str]) -> list[str]:
-    """Classes in order: whole numbers by size, everything else as text."""
-    if all(re.fullmatch(r"-?\d+", name) for name in names):
-        return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
-
-
-def _are_flags(values: "pd.Series[Any]") -> bool:
-    return kind_of(values) in ("boolean", "integer", "float") and bool(values.isin([0, 1]).all())
-
-
-def decide_problem(labels: pd.DataFrame) -> Problem:
-    """What kind of problem the label columns pose, where that is beyond doubt.
-
-    Raises:
-        ZooError: where it isn't, asking for data.problem.
-    """
-    if len(labels.columns) > 1:
-        if all(_are_flags(labels[name]) for name in labels.columns):
-            return "multilabel"
-        odd = [name for name in labels.columns if not _are_flags(labels[name])]
-        raise ZooError(f"data.problem: got auto, but the label columns {listed(odd)} hold more than 0 and 1; {_ASK}")
-    values = labels.iloc[:, 0]
-    kind, n = kind_of(values), values.nunique()
-    if kind == "float":
-        return "regression"
-    if kind in ("text", "boolean", "integer") and n == 2:
-        return "binary"
-    if kind in ("text", "integer") and 3 <= n <= _FEW_CLASSES:
-        return "multiclass"
-    raise ZooError(f"data.problem: got auto, but column {values.name!r} has {n} different {kind} values; {_ASK}")
-
-
-_ASK = "say which with data.problem: binary, multiclass, multilabel or regression, or name another label"
-
-
-def refuse_missing_labels(labels: pd.DataFrame, row_ids: Sequence[str]) -> None:
-    """Raise ZooError, naming column and row, if a label is missing."""
-    for name in labels.columns:
-        missing = np.flatnonzero(labels[name].isna())
-        if missing.size:
-            raise ZooError(
-                f"data.label: column {name!r} is empty in {missing.size} rows: "
-                f"{listed([row_ids[row] for row in missing.tolist()])}; fill in or drop them"
-            )
-
-
-def encode_labels(
-    labels: pd.DataFrame, problem: Problem, row_ids: Sequence[str], known: Sequence[str] | None = None
-) -> Labels:
-    """Labels as numbers.
-
-    Args:
-        labels: one column, or several for multilabel, with no label missing.
-        problem: what they are labels of.
-        row_ids: names of the rows, for errors.
-        known: the classes in their order, where a checkpoint has set them.
-
-    Raises:
-        ZooError: naming column and row or class, if a label is unknown or none of this problem.
-    """
-    if problem == "multilabel":
-        for name in labels.columns:
-            if not _are_flags(labels[name]):
-                raise ZooError(f"data.label: column {name!r} holds more than 0 and 1; multilabel needs 0 and 1")
-        return Labels(problem, labels.to_numpy(dtype=np.float32), [])
-    if len(labels.columns) != 1:
-        raise ZooError(f"data.label: got {listed(list(labels.columns))}; {problem} takes one column, so name one")
-    values = labels.iloc[:, 0]
-    if problem == "regression":
-        if kind_of(values) not in ("integer", "float"):
-            raise ZooError(
-                f"data.problem: got regression, but column {values.name!r} has {kind_of(values)} values; {_ASK}"
-            )
-        return Labels(problem, column_of_numbers(values, "data.label", row_ids), [])
-    if kind_of(values) == "float" and not np.equal(np.mod(values.to_numpy(np.float64), 1), 0).all():
-        raise ZooError(f"data.problem: got {problem}, but column {values.name!r} holds fractions; {_ASK}")
-    names = [_as_class(value) for value in values]
-    classes = sort_classes(sorted(set(names))) if known is None else list(known)
-    unknown = sort_classes(sorted(set(names) - set(classes)))
-    if unknown:
-        raise ZooError(
-            f"data.label: column {values.name!r} has the classes {listed(unknown)}, which the checkpoint doesn't know "
-            f"(it knows {listed(classes)}); rename or drop those rows"
-        )
-    if len(classes) < 2 or (problem == "binary" and len(classes) > 2):
-        wanted = "exactly 2" if problem == "binary" else "at least 2"
-        raise ZooError(
-            f"data.problem: {problem} needs {wanted} classes, but column {values.name!r} has {len(classes)}: "
-            f"{listed(classes)}; {_ASK}"
-        )
-    place = {name: i for i, name in enumerate(classes)}
-    return Labels(problem, np.array([place[name] for name in names], dtype=np.int64), classes)
 
 
 # ---------------------------------------------------------------------- splits
@@ -379,8 +276,10 @@ def splits_of_column(values: "pd.Series[Any]", row_ids: Sequence[str]) -> np.nda
     """
     unknown = np.flatnonzero(~values.isin(SPLITS))
     if unknown.size:
+        value = values.iloc[unknown[0]]
+        shown = spelt(value) if isinstance(value, str) else repr(value)
         raise ZooError(
-            f"data.split_column: column {values.name!r} has {values.iloc[unknown[0]]!r} in row "
-            f"{row_ids[unknown[0]]!r}; every row must have train, val or test"
+            f"data.split_column: column {values.name!r} has {shown} in row {row_ids[unknown[0]]!r}; every row must "
+            "have train, val or test"
         )
     return np.array([SPLITS.index(value) for value in values], dtype=np.uint8)

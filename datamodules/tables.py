@@ -13,23 +13,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, ShuffledSampler
-from datamodules.table_columns import (
+from datamodules.table_columns import match_columns, mean_and_std, split_rows, splits_of_column, standardise
+from datamodules.table_files import IN_MEMORY, Table, TableLike, read_edges, read_table
+from datamodules.table_labels import (
     Labels,
     Problem,
     decide_problem,
     encode_labels,
+    is_word_for_nothing,
     kind_of,
-    match_columns,
-    mean_and_std,
     refuse_missing_labels,
-    split_rows,
-    splits_of_column,
-    standardise,
 )
-from datamodules.table_files import IN_MEMORY, Table, TableLike, read_edges, read_table
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
 from zoo.identity import read_checkpoint, read_claim
+from zoo.lookalikes import refuse_look_alikes
 from zoo.shelf import find_checkpoint
 
 
@@ -68,9 +66,12 @@ class GraphTableDataModule(ZooDataModule):
         edges: .csv, .tsv or .parquet file (or DataFrame) with columns source and target, an edge a row. Left out:
             the graph in the breast cancer table's column names.
         label: the column to predict, or a list of 0/1 columns; in an .h5ad a column of obs.
-        problem: binary, multiclass, multilabel or regression; auto looks at the label: text, booleans or integers with
-            2 values are binary, text or integers with 3 to 50 are multiclass, fractions are regression, several 0/1
-            columns are multilabel.
+        problem: binary, multiclass, multilabel or regression; auto looks at the label: text, booleans, integers or
+            whole numbers with a point (1.0) with 2 values are binary, text or integers with 3 to 50 are multiclass,
+            fractions are regression, several columns of 0/1 or true/false are multilabel. In text, 001 and 1E1 are no
+            numbers, unless this says regression.
+        missing_labels: the texts that mean no label, which is refused wherever one is needed. Left out: the empty text
+            alone, so that NA, None and nan are labels as any other.
         id_column: column that names the rows in predictions and errors; left out, rows are numbered from 0, in an
             .h5ad named as in obs_names.
         split_column: column with train, val or test in every row.
@@ -99,6 +100,7 @@ class GraphTableDataModule(ZooDataModule):
         edges: TableLike | None = None,
         label: str | list[str] | None = None,
         problem: Literal["auto", "binary", "multiclass", "multilabel", "regression"] = "auto",
+        missing_labels: list[str] | None = None,
         id_column: str | None = None,
         split_column: str | None = None,
         group_column: str | None = None,
@@ -138,6 +140,8 @@ class GraphTableDataModule(ZooDataModule):
         labels = [label] if isinstance(label, str) else label
         if labels is not None and (not labels or len(set(labels)) < len(labels)):
             raise ZooError(f"data.label: got {label}; name one column, or several different ones")
+        if isinstance(missing_labels, str) or any(not isinstance(text, str) for text in missing_labels or ()):
+            raise ZooError(f"data.missing_labels: got {missing_labels!r}; must be a list of texts, such as ['', 'NA']")
         self._features, self._edges = features, edges
         # A checkpoint has to stay plain, so it gets a mark in place of a table in memory.
         features, edges = (IN_MEMORY if isinstance(given, pd.DataFrame) else given for given in (features, edges))
@@ -209,7 +213,7 @@ class GraphTableDataModule(ZooDataModule):
         if saved is not None and self._edges is not None:
             saved.check_graph(read_edges(self._edges))
         roles = {f"data.{name}": h[name] for name in ("id_column", "split_column", "group_column")}
-        table = read_table(self._features, "data.features", list(roles.values()))
+        table = read_table(self._features, "data.features", [*self._labels, *roles.values()])
         self._check_roles(roles)
         ids = table.row_ids(h["id_column"])
         labels = self._read_labels(table, ids, optional=wanted == "predict")
@@ -253,16 +257,21 @@ class GraphTableDataModule(ZooDataModule):
         if optional and not (self._saved is not None and self._saved.made_of(table)):
             return None
         labels = pd.DataFrame({name: table.require("data.label", name) for name in self._labels})
-        refuse_missing_labels(labels, ids)
+        missing = self.hparams["missing_labels"]
+        refuse_missing_labels(labels, ids, ("",) if missing is None else missing)
         if self._saved is not None:
             return encode_labels(labels, self._saved.problem, ids, self._saved.classes)
-        if self.hparams["problem"] != "auto":
-            return encode_labels(labels, self.hparams["problem"], ids)
-        problem = decide_problem(labels)
-        values = labels.iloc[:, 0]
-        seen = "0 and 1 in every column" if len(labels.columns) > 1 else f"{values.nunique()} {kind_of(values)} values"
-        rank_zero_info(f"data.problem: {problem}, from the label {listed(self._labels)} ({seen})")
-        return encode_labels(labels, problem, ids)
+        problem = self.hparams["problem"]
+        if problem == "auto":
+            problem = decide_problem(labels)
+            values = labels.iloc[:, 0]
+            seen = f"{values.nunique()} {kind_of(values)} values"
+            seen = "0 and 1 in every column" if len(self._labels) > 1 else seen
+            rank_zero_info(f"data.problem: {problem}, from the label {listed(self._labels)} ({seen})")
+        encoded = encode_labels(labels, problem, ids)
+        if words := list(filter(is_word_for_nothing, encoded.classes)):
+            rank_zero_info(f"data.label: class {listed(words)}; if that means no label, name it in data.missing_labels")
+        return encoded
 
     def _check_roles(self, roles: Mapping[str, str | None]) -> None:
         used: dict[str, str] = {}
@@ -292,10 +301,12 @@ class GraphTableDataModule(ZooDataModule):
         groups = None
         if h["group_column"] is not None:
             values = table.require("data.group_column", h["group_column"])
-            if values.isna().any():
-                row = ids[int(np.flatnonzero(values.isna())[0])]
+            empty = np.flatnonzero(values.isna() | (values.astype(object) == ""))
+            if empty.size:
+                row = ids[int(empty[0])]
                 raise ZooError(f"data.group_column: column {values.name!r} is empty in row {row!r}; fill it in")
             groups = values.astype(str).to_numpy(dtype=object)
+            refuse_look_alikes(groups, f"data.group_column: groups of column {values.name!r}")
         classes = labels.target if labels.classes else None
         if classes is not None:
             counts = np.bincount(classes, minlength=len(labels.classes))
@@ -361,7 +372,10 @@ class GraphTableDataModule(ZooDataModule):
         else:
             counts = np.bincount(self._splits, minlength=3)
             rows = ", ".join(f"{count:,} {name}" for count, name in zip(counts, SPLITS, strict=True)) + " rows"
-        rank_zero_info(f"Table {table.name}: {rows}; {len(identity['inputs']):,} inputs; {identity['problem']}")
+        classes = f" of {listed(identity['classes'])}" if "classes" in identity else ""
+        rank_zero_info(
+            f"Table {table.name}: {rows}; {len(identity['inputs']):,} inputs; {identity['problem']}{classes}"
+        )
 
     # ------------------------------------------------------------------ loaders
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-from datamodules.table_columns import decide_problem, sort_classes, split_rows
+from datamodules.table_columns import split_rows
 from datamodules.table_files import breast_cancer_edges, breast_cancer_table, read_table
+from datamodules.table_labels import decide_problem, sort_classes
 from datamodules.tables import GraphTableDataModule
 from zoo.errors import CheckpointMismatchError, Kpnn2Error, ZooError
 from zoo.graph import AdjacencySpec, parse_adjacency
@@ -926,4 +927,9 @@ def test_decisions_about_a_label_are_the_documented_ones():
         decide_problem(pd.DataFrame({"y": list(range(51))}))
     with pytest.raises(ZooError, match="51 different text"):
         decide_problem(pd.DataFrame({"y": [f"c{i}" for i in range(51)]}))
-    assert decide_problem(pd.DataFrame({"y": [0.0, 1.0]})) == "regression"
+    assert decide_problem(pd.DataFrame({"y": [0.5, 1.0]})) == "regression"
+    assert decide_problem(pd.DataFrame({"y": [0.0, 1.0]})) == "binary"
+    with pytest.raises(ZooError, match="3 different whole float"):
+        decide_problem(pd.DataFrame({"y": [0.0, 1.0, 2.0]}))
+    assert decide_problem(pd.DataFrame({"y": np.arange(51.0)})) == "regression"
+    assert decide_problem(pd.DataFrame({"y": [1e300, -1e300]})) == "regression"

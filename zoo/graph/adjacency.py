@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from zoo.errors import Kpnn2Error
+from zoo.lookalikes import refuse_look_alikes
 
 _COLUMNS = ("source", "target")
 _NAMES = (str, int, np.integer)
@@ -144,8 +145,9 @@ def parse_adjacency(edgelist: pd.DataFrame) -> AdjacencySpec:
 
     Raises:
         Kpnn2Error: not a DataFrame; a column missing or there twice; no rows; a name that is missing, empty, neither
-            text nor a number, or not valid Unicode; names that differ only by surrounding white space; an edge given
-            twice; no node that no edge enters; no node that no edge leaves.
+            text nor a number, or not valid Unicode; names that differ only by surrounding white space, or only look
+            alike (hidden characters, two spellings of a letter); an edge given twice; no node that no edge enters; no
+            node that no edge leaves.
 
     Source: packed attention, "Packed attention" of the facts.
     """
@@ -251,6 +253,9 @@ def _check_nodes(nodes: tuple[str, ...]) -> None:
             f"edgelist: names {_some(alike)} differ only by surrounding white space; they look like one node and would "
             "be several, so strip both columns or rename"
         )
+    refuse_look_alikes(
+        nodes, "edgelist: names", Kpnn2Error, "they look like one node and would be several, so give both one spelling"
+    )
 
 
 def _some(items: Sequence[object], show: Callable[[object], str] = repr) -> str:
