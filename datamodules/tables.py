@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -93,6 +93,8 @@ class GraphTableDataModule(ZooDataModule):
     Raises:
         ZooError: for an argument out of range, here; for a table, graph or label that can't be used, in ``setup``.
     """
+
+    kept_settings: ClassVar[tuple[str, ...]] = (*ZooDataModule.kept_settings, "split_column", "group_column")
 
     def __init__(
         self,
@@ -396,7 +398,7 @@ class GraphTableDataModule(ZooDataModule):
         rows = self._of_split(0)
         replicas, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
         sampler = ShuffledSampler(len(rows), replicas, rank, self.hparams["split_seed"])
-        return ResumableLoader(rows, sampler, **self._options())
+        return self._training_loader(rows, sampler, **self._options())
 
     def val_dataloader(self) -> DataLoader[dict[str, Any]]:
         return DataLoader(self._of_split(1), **self._options())
