@@ -19,14 +19,15 @@ from tqdm import tqdm
 
 from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
-from datamodules.text_files import PIECE, Corpus, find_files, stdlib_files
+from datamodules.text_files import Corpus, find_files, stdlib_files
+from datamodules.text_reading import PIECE, no_text, read_head, whole_characters
 from zoo.errors import ZooError
 from zoo.identity import digest, read_checkpoint, read_claim
 from zoo.remote import default_cache
 from zoo.shelf import resolve
 from zoo.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_identity, train_bpe
 
-_FORMAT = 1  # part of the cache key: raise it when the files in the cache change their meaning
+_FORMAT = 2  # part of the cache key: raise it when the files in the cache change their meaning
 
 
 # ---------------------------------------------------------------------- the cache
@@ -113,9 +114,11 @@ class TextDataModule(ZooDataModule):
     Validation and test use windows that follow one another without overlap.
 
     Args:
-        path: a file, folder or glob (.txt, .md, .py; .jsonl and .csv with ``field``). Left out: the source of the
-            running Python's standard library, tests excluded.
-        field: the .jsonl field or .csv column that holds the text.
+        path: a file, folder or glob (.txt, .md, .py; with ``field`` .jsonl, .ndjson, .json, .csv and .tsv). Links are
+            followed; hidden files are left out unless they are named. A file of another kind that is named is plain
+            text. Left out: the source of the running Python's standard library, tests excluded.
+        field: the column of a .csv or .tsv, or the field of the objects in a .jsonl, .ndjson or .json, that holds the
+            text; rows without text are left out.
         tokenizer: ``byte``, ``bpe`` (learned from the training split), or a checkpoint (file, address or name of zoo
             list), whose tokenizer is used.
         vocab_size: number of BPE tokens, at least 257.
@@ -125,8 +128,9 @@ class TextDataModule(ZooDataModule):
         test_fraction: share held out for the test.
         split_seed: decides which documents are held out.
         num_workers: loader processes; 0 loads in the main one, which is enough for memory-mapped tokens.
-        encoding_errors: what to do with bytes that are no UTF-8: strict (refuse), replace or ignore.
-        prompts: for predict: a .txt file with a prompt a line, or a .jsonl file with a field "prompt".
+        encoding_errors: what to do with bytes that are no UTF-8, NULs, and halves of surrogate pairs in JSON: strict
+            (refuse), replace or ignore.
+        prompts: for predict: a .txt file with a prompt a line, or a .jsonl or .ndjson file with a field "prompt".
         cache_dir: where tokens are kept; default ZOO_CACHE or the user's cache folder.
 
     Raises:
@@ -196,10 +200,12 @@ class TextDataModule(ZooDataModule):
 
     def _corpus(self) -> tuple[Corpus, dict[str, Any]]:
         h = self.hparams
+        if h["field"] and not h["path"]:
+            raise ZooError(
+                f"data.field: got {h['field']!r}, but the embedded text is no table; name yours in data.path"
+            )
         files = find_files(h["path"], h["field"]) if h["path"] else stdlib_files()
         corpus = Corpus(files, h["field"], h["encoding_errors"], h["val_fraction"], h["test_fraction"], h["split_seed"])
-        if corpus.n_bytes == 0:
-            raise ZooError(f"data.path: {h['path']} is empty; give files with text in them")
         source = {
             "name": Path(h["path"]).name if h["path"] else "python-stdlib",
             "files": len(files),
@@ -311,41 +317,48 @@ class TextDataModule(ZooDataModule):
         path = self.hparams["prompts"]
         if not path:
             raise ZooError("data.prompts: got none; predict continues the prompts of a file, so name one")
-        prompts = read_prompts(Path(path))
+        prompts = read_prompts(Path(path), self.hparams["encoding_errors"])
         return DataLoader(prompts, batch_size=self.batch_size, collate_fn=list)  # type: ignore[arg-type]
 
 
-def _prompt(path: Path, number: int, line: str) -> str:
+# ---------------------------------------------------------------------- prompts
+
+
+def read_prompts(path: Path, errors: str = "strict") -> list[str]:
+    """Prompts of a .txt file (one a line) or a .jsonl or .ndjson file (field "prompt").
+
+    Raises:
+        ZooError: if there is no such file, it is no text, or there is no prompt in it; if ``errors`` is strict, for
+            bytes that are no UTF-8 and halves of surrogate pairs.
+    """
+    path = Path(os.path.expanduser(path))
+    kind = path.suffix.lower()
+    if not path.is_file():
+        raise ZooError(f"data.prompts: there is no file {path}; check the path")
+    if kind not in (".txt", ".jsonl", ".ndjson"):
+        raise ZooError(f"data.prompts: got {path}; give a .txt file with a prompt a line, or a .jsonl file")
+    if fault := no_text(read_head(path)):
+        raise ZooError(f"data.prompts: {path} {fault}")
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors=errors)
+    except UnicodeDecodeError as error:
+        raise ZooError(
+            f"data.prompts: {path} has bytes that are no UTF-8, at offset {error.start}; convert it"
+        ) from None
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if kind != ".txt":
+        lines = [_prompt(path, i, line, errors) for i, line in enumerate(lines, start=1) if line.strip()]
+    prompts = [line for line in lines if line]
+    if not prompts:
+        raise ZooError(f"data.prompts: {path} has no prompt; write one a line")
+    return prompts
+
+
+def _prompt(path: Path, number: int, line: str, errors: str) -> str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         raise ZooError(f'data.prompts: {path} line {number} is no JSON object with a text "prompt"; mend or drop it')
-    prompt: str = row["prompt"]
-    return prompt
-
-
-def read_prompts(path: Path) -> list[str]:
-    """Prompts of a .txt file (one a line) or a .jsonl file (field "prompt").
-
-    Raises:
-        ZooError: if there is no such file, or no prompt in it.
-    """
-    if not path.is_file():
-        raise ZooError(f"data.prompts: there is no file {path}; check the path")
-    try:
-        lines = [line.removesuffix("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
-    except UnicodeDecodeError as error:
-        raise ZooError(
-            f"data.prompts: {path} has bytes that are no UTF-8, at offset {error.start}; convert it"
-        ) from None
-    if path.suffix.lower() == ".jsonl":
-        prompts = [_prompt(path, i, line) for i, line in enumerate(lines, start=1) if line.strip()]
-    elif path.suffix.lower() == ".txt":
-        prompts = [line for line in lines if line]
-    else:
-        raise ZooError(f"data.prompts: got {path}; give a .txt file with a prompt a line, or a .jsonl file")
-    if not prompts:
-        raise ZooError(f"data.prompts: {path} has no prompt; write one a line")
-    return prompts
+    return whole_characters(row["prompt"], errors, f"data.prompts: {path} line {number}")

@@ -1,22 +1,24 @@
-"""The files of a corpus, their texts, and how those are split."""
+"""The files of a corpus, which of them are text, and how their texts are split."""
 
-import csv
-import glob
 import hashlib
-import json
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
 
-from zoo.errors import ZooError
+from datamodules.folders import files_below, files_matching
+from datamodules.text_reading import TABLES, file_pieces, line_start, no_text, read_head, table_rows
+from zoo.errors import ZooError, listed
 
 PLAIN = (".txt", ".md", ".py")
-TABLES = (".jsonl", ".csv")
-PIECE = 1 << 20  # bytes of text read, and encoded, at a time
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _FEW = 20  # a corpus of fewer documents is split inside each, by position
 
 
@@ -28,8 +30,13 @@ class TextFile:
     path: Path
 
     @property
+    def kind(self) -> str:
+        """The suffix, or the name of a file without one."""
+        return self.path.suffix.lower() or self.path.name
+
+    @property
     def is_table(self) -> bool:
-        return self.path.suffix.lower() in TABLES
+        return self.kind in TABLES
 
 
 def stdlib_files() -> list[TextFile]:
@@ -45,164 +52,146 @@ def stdlib_files() -> list[TextFile]:
     return sorted(files, key=lambda file: file.name)
 
 
-def find_files(path: str, field: str | None) -> list[TextFile]:
-    """The files of a user's corpus: a file, a folder, or a glob.
+# ---------------------------------------------------------------------- a user's files
 
-    A folder gives its .txt, .md and .py files, and with ``field`` its .jsonl and .csv files too.
+
+def find_files(path: str, field: str | None) -> list[TextFile]:
+    """The files of a user's corpus: a file, a folder, or a glob, without those that are empty.
+
+    A folder gives its .txt, .md and .py files, and with ``field`` its tables too; so does a glob that doesn't say how
+    names end. A file, or a glob that does, may be of any kind; one that isn't known is plain text. Hidden files are
+    left out unless they are named, and of links to one file all but one. One line says what is left out, and one what
+    is read as plain text for want of a better kind.
 
     Raises:
-        ZooError: if there is nothing to read, or a table without a ``field``.
+        ZooError: if there is nothing to read or it can't be read; for a table without a ``field`` and a ``field``
+            without a table; for what is no text, by its content; for names that are no UTF-8.
     """
-    expanded = Path(path).expanduser()
-    if expanded.is_file():
-        found, root = [expanded], expanded.parent
-    elif expanded.is_dir():
-        wanted = PLAIN + (TABLES if field else ())
-        root = expanded
-        found = [p for p in expanded.rglob("*") if p.is_file() and p.suffix.lower() in wanted]
-        if not found:
-            others = sorted({p.suffix or p.name for p in expanded.rglob("*") if p.is_file()})
-            hint = " and give data.field for tables" if set(others) & set(TABLES) and not field else ""
+    if not _is_utf8(path):
+        raise ZooError(f"data.path: the name {path!r} is no UTF-8; rename it")
+    wanted = PLAIN + (TABLES if field else ())
+    kinds: Counter[str] = Counter()
+    hidden: list[str] = []
+    try:
+        root, names = _look(path, wanted, kinds, hidden)
+        if not names:
+            found = ", ".join(sorted({*kinds, *hidden})) or "nothing"
             raise ZooError(
-                f"data.path: folder {path} has no {', '.join(wanted)} file (found: {', '.join(others) or 'nothing'}); "
-                f"put text there{hint}"
+                f"data.path: {path} has no {', '.join(wanted)} file (found: {found}); "
+                f"put text there{_hint(kinds, field)}"
             )
-    else:
-        found = [Path(p) for p in glob.glob(str(expanded), recursive=True) if Path(p).is_file()]
-        if not found:
-            raise ZooError(f"data.path: {path} is no file, no folder and matches nothing; check the path")
-        root = Path(os.path.commonpath([p.parent for p in found]))
-    files = sorted((TextFile(p.relative_to(root).as_posix(), p) for p in found), key=lambda file: file.name)
-    if not field and (table := next((file for file in files if file.is_table), None)):
+        _refuse_names(path, names)
+        real = _only_files(root, sorted(names))
+        once = _once(root, real)
+        files = _only_texts(once)
+    except OSError as error:
         raise ZooError(
-            f"data.field: got none, but {table.path} is a table; name the {_column_word(table)} with the text"
+            f"data.path: {error.filename or path} can't be read ({error.strerror}); check its permissions"
+        ) from None
+    if not files:
+        raise ZooError(f"data.path: {path} is empty; give files with text in them")
+    _check_field(path, field, files)
+    left_out = {
+        f"of other kinds ({_listed(kinds)}{_hint(kinds, field)})": kinds.total(),
+        f"hidden ({_listed(Counter(hidden))})": len(hidden),
+        "no files, or links to none": len(names) - len(real),
+        "other links to the same files": len(real) - len(once),
+        "empty": len(once) - len(files),
+    }
+    if any(left_out.values()):
+        listing = ", ".join(f"{number:,} {what}" for what, number in left_out.items() if number)
+        rank_zero_info(f"data.path: left out of {path}: {listing}")
+    unknown = Counter(file.kind for file in files if file.kind not in PLAIN + TABLES)
+    if unknown:
+        rank_zero_info(
+            f"data.path: {unknown.total():,} files are read as plain text, with any markup, since no other way is "
+            f"known for {_listed(unknown)}"
         )
     return files
 
 
-def _column_word(file: TextFile) -> str:
-    return "column" if file.path.suffix.lower() == ".csv" else "field"
+def _look(path: str, wanted: tuple[str, ...], kinds: "Counter[str]", hidden: list[str]) -> tuple[str, list[str]]:
+    """The folder of a corpus, and the names of its files below it."""
+    place = os.path.expanduser(path)
+    if os.path.isfile(place):
+        return os.path.dirname(place), [os.path.basename(place)]
+    if os.path.isdir(place):
+        return place, files_below(place, wanted, kinds, hidden=hidden)
+    matches = files_matching(place)
+    if not matches:
+        raise ZooError(f"data.path: {path} is no file, no folder and matches nothing; check the path")
+    if place[-1] in "*?]":
+        kinds.update(kind for name in matches if (kind := TextFile(name, Path(name)).kind) not in wanted)
+        matches = [name for name in matches if os.path.splitext(name)[1].lower() in wanted]
+    root = os.path.commonpath([os.path.dirname(name) for name in matches]) if matches else ""
+    return root, [os.path.relpath(name, root or os.curdir) for name in matches]
 
 
-# ---------------------------------------------------------------------- documents: their number, texts and splits
+def _refuse_names(path: str, names: list[str]) -> None:
+    strange = [name for name in names if not _is_utf8(name)]
+    if strange:
+        raise ZooError(f"data.path: {len(strange)} names in {path!r} are no UTF-8: {listed(strange)}; rename them")
 
 
-def count_rows(file: TextFile, field: str) -> int:
-    """Number of texts in a table."""
-    return sum(1 for _ in table_rows(file, field))
-
-
-def table_rows(file: TextFile, field: str) -> Iterator[str]:
-    """The texts of a .jsonl or .csv file, one a row; rows without text are left out.
-
-    Raises:
-        ZooError: naming file and line, if a row is malformed or has no such field.
-    """
-    if file.path.suffix.lower() == ".csv":
-        yield from _csv_rows(file, field)
-        return
-    with open(file.path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # also undecodable bytes
-                raise ZooError(f"data.path: {file.path} line {number} is no JSON ({error}); mend or drop it") from None
-            if not isinstance(row, dict) or field not in row:
-                has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-                raise ZooError(
-                    f"data.field: got {field!r}, but {file.path} line {number} has {has}; name a field every line has"
-                )
-            if not isinstance(row[field], str):
-                raise ZooError(
-                    f"data.field: {file.path} line {number}: {field!r} is a {type(row[field]).__name__}; must be text"
-                )
-            if row[field]:
-                yield row[field]
-
-
-def _csv_rows(file: TextFile, field: str) -> Iterator[str]:
-    csv.field_size_limit((1 << 31) - 1)  # a cell may be a whole text
+def _is_utf8(name: str) -> bool:
     try:
-        with open(file.path, encoding="utf-8-sig", newline="") as handle:
-            rows = csv.reader(handle, strict=True)
-            header = next(rows, None)
-            if not header:
-                raise ZooError(f"data.path: {file.path} is empty; give a table with a header and rows")
-            if header.count(field) != 1:
-                found = "more than one such column" if field in header else f"the columns {', '.join(header)}"
-                raise ZooError(f"data.field: got {field!r}, but {file.path} has {found}; name one of them")
-            place = header.index(field)
-            for row in rows:
-                if row and len(row) != len(header):
-                    raise ZooError(
-                        f"data.path: {file.path} line {rows.line_num} has {len(row)} cells, the header {len(header)}; "
-                        "put texts with commas in quotes"
-                    )
-                if row and row[place]:
-                    yield row[place]
-    except csv.Error as error:
-        raise ZooError(f"data.path: {file.path} is no readable CSV ({error}); mend it") from None
-    except UnicodeDecodeError as error:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _only_files(root: str, names: Iterable[str]) -> list[TextFile]:
+    """What can be opened: no pipes, and no links to nothing."""
+    files = [TextFile(name.replace(os.sep, "/"), Path(root, name)) for name in names]
+    return [file for file in files if file.path.is_file()]
+
+
+def _once(root: str, files: list[TextFile]) -> list[TextFile]:
+    """Each file once, however many links lead to it: else it could be in the training text and in the test."""
+    top = os.path.realpath(root)
+    real = {file: os.path.realpath(file.path) for file in files}
+    first: dict[str, TextFile] = {}
+    for file in sorted(files, key=lambda file: os.path.join(top, file.name) != real[file]):  # links come last
+        first.setdefault(real[file], file)
+    return [file for file in files if first[real[file]] is file]
+
+
+def _only_texts(files: list[TextFile]) -> list[TextFile]:
+    """Those that aren't empty."""
+    heads = {file: read_head(file.path) for file in files}
+    faults = {file: fault for file, head in heads.items() if (fault := no_text(head))}
+    if faults:
+        file, fault = next(iter(faults.items()))
+        more = f" (one of {len(faults)} that are no text)" if len(faults) > 1 else ""
+        raise ZooError(f"data.path: {file.path}{more} {fault}")
+    return [file for file, head in heads.items() if head]
+
+
+def _check_field(path: str, field: str | None, files: list[TextFile]) -> None:
+    table = next((file for file in files if file.is_table), None)
+    if table and not field:
+        word = "column" if table.kind in (".csv", ".tsv") else "field"
         raise ZooError(
-            f"data.path: {file.path} has bytes that are no UTF-8, the first at offset {error.start}; convert it"
-        ) from None
+            f"data.field: got none, but {table.path} is a table; name the {word} with the text, or call the file .txt "
+            "to read it as it stands"
+        )
+    if field and not table:
+        raise ZooError(f"data.field: got {field!r}, but {path} has no table ({', '.join(TABLES)}); leave it out")
 
 
-def _undecodable(path: Path, offset: int) -> str:
-    return (
-        f"data.path: {path} has bytes that are no UTF-8, the first at offset {offset}; convert it (iconv -t utf-8) or "
-        "set data.encoding_errors to replace or ignore"
-    )
+def _listed(kinds: "Counter[str]") -> str:
+    return listed([kind for kind, _ in kinds.most_common()])
 
 
-def file_pieces(path: Path, start: int, end: int, errors: str) -> Iterator[str]:
-    """The text of bytes start..end of a file, in pieces of about a MiB that end with a line where they can."""
-    rest = b""
-    offset = start
-    with open(path, "rb") as file:
-        file.seek(start)
-        while (block := file.read(min(PIECE, end - start))) or rest:
-            start += len(block)
-            data = rest + block
-            cut = len(data) if not block else data.rfind(b"\n") + 1 or _whole_characters(data)
-            piece, rest = data[:cut], data[cut:]
-            try:
-                text = piece.decode(errors=errors)
-            except UnicodeDecodeError as error:
-                raise ZooError(_undecodable(path, offset + error.start)) from None
-            offset += len(piece)
-            if text:
-                yield text
+def _hint(kinds: "Counter[str]", field: str | None) -> str:
+    """How some of the files of other kinds could be read."""
+    tables = not field and not kinds.keys().isdisjoint(TABLES)
+    compressed = not kinds.keys().isdisjoint(_COMPRESSED)
+    return ("; give data.field for tables" if tables else "") + ("; unpack what is compressed" if compressed else "")
 
 
-def _whole_characters(data: bytes) -> int:
-    """Length of ``data`` without a last UTF-8 character that may go on past it."""
-    for back in range(1, min(4, len(data)) + 1):
-        if data[-back] & 0xC0 != 0x80:
-            return len(data) - back if data[-back] >= 0xC0 else len(data)
-    return len(data)
-
-
-def _line_start(path: Path, offset: int) -> int:
-    """The first line start at or after ``offset``; where the file has no line end there, the next character."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        if offset:
-            file.seek(offset - 1)
-            file.readline(PIECE)
-        place = file.tell()
-        if offset and place < size:
-            file.seek(place - 1)
-            if file.read(1) == b"\n":
-                return place
-        if not offset or place < size:
-            return place
-        file.seek(offset)  # the last line began before the offset: cut inside it
-        while (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
-            offset += 1
-    return offset
+# ---------------------------------------------------------------------- documents and their splits
 
 
 def split_numbers(names: Iterable[str], n: int, val_fraction: float, test_fraction: float, seed: int) -> np.ndarray:
@@ -245,32 +234,61 @@ class Corpus:
         return total.hexdigest()
 
     def iterate(self) -> Iterator[tuple[int, Iterator[str]]]:
-        counts = [count_rows(file, self.field) if file.is_table and self.field else 1 for file in self.files]
+        counts = self._counts
         n = sum(counts)
-        if n >= _FEW:
-            names = (f"{file.name}:{i}" for file, count in zip(self.files, counts, strict=True) for i in range(count))
-            splits = split_numbers(names, n, self.val_fraction, self.test_fraction, self.seed)
-        else:
-            train_end = 1 - self.val_fraction - self.test_fraction
-            places = (np.arange(n) + 0.5) / max(n, 1)
-            splits = (places >= train_end).astype(np.uint8) + (places >= 1 - self.test_fraction)
-        number = 0
+        if n < _FEW:
+            for file in self.files:
+                yield from self._cut_table(file) if self._is_table(file) else self._cut_file(file)
+            return
+        names = (f"{file.name}:{i}" for file, count in zip(self.files, counts, strict=True) for i in range(count))
+        splits = iter(split_numbers(names, n, self.val_fraction, self.test_fraction, self.seed).tolist())
         for file in self.files:
-            if file.is_table and self.field:
-                for text in table_rows(file, self.field):
-                    yield int(splits[number]), iter((text,))
-                    number += 1
-            elif n >= _FEW:
-                yield int(splits[number]), file_pieces(file.path, 0, file.path.stat().st_size, self.encoding_errors)
-                number += 1
+            if self._is_table(file):
+                yield from ((next(splits), iter((text,))) for text in self._texts(file))
             else:
-                yield from self._cut_by_position(file)
-                number += 1
+                yield next(splits), file_pieces(file.path, 0, file.path.stat().st_size, self.encoding_errors)
 
-    def _cut_by_position(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
+    def _is_table(self, file: TextFile) -> bool:
+        return file.is_table and self.field is not None
+
+    def _rows(self, file: TextFile) -> Iterator[str]:
+        return table_rows(file.path, self.field or "", self.encoding_errors)
+
+    def _texts(self, file: TextFile) -> Iterator[str]:
+        return (text for text in self._rows(file) if text)
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """Number of documents in each file."""
+        rows = [
+            Counter(map(bool, self._rows(file))) if self._is_table(file) else Counter([True]) for file in self.files
+        ]
+        counts = [kinds[True] for kinds in rows]
+        without = sum(kinds[False] for kinds in rows)
+        if not any(counts):
+            raise ZooError(f"data.field: {self.field!r} has no text in any of {without:,} rows; name another field")
+        if without:
+            rank_zero_info(f"data.field: {without:,} rows without text in {self.field!r} are left out")
+        return counts
+
+    def _cuts(self, size: int) -> list[int]:
+        """Where the validation and the test text of a document begin, but for line ends."""
+        return [int(size * share) for share in (1 - self.val_fraction - self.test_fraction, 1 - self.test_fraction)]
+
+    def _cut_file(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
         size = file.path.stat().st_size
-        shares = (1 - self.val_fraction - self.test_fraction, 1 - self.test_fraction)
-        cuts = [0, *(_line_start(file.path, int(size * share)) for share in shares), size]
-        for split in range(3):
-            if cuts[split] < cuts[split + 1]:
-                yield split, file_pieces(file.path, cuts[split], cuts[split + 1], self.encoding_errors)
+        cuts = [0, *(line_start(file.path, place) for place in self._cuts(size)), size]
+        for split, (start, end) in enumerate(pairwise(cuts)):
+            if start < end:
+                yield split, file_pieces(file.path, start, end, self.encoding_errors)
+
+    def _cut_table(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
+        for text in self._texts(file):
+            cuts = [0, *(_line_start(text, place) for place in self._cuts(len(text))), len(text)]
+            yield from ((i, iter((text[a:b],))) for i, (a, b) in enumerate(pairwise(cuts)) if a < b)
+
+
+def _line_start(text: str, offset: int) -> int:
+    """The first line start at or after ``offset``; where none follows, ``offset``."""
+    place = text.find("\n", max(0, offset - 1)) + 1 if offset else 0
+    return place if 0 < place < len(text) else offset
