@@ -1,17 +1,12 @@
 """Text, tokenised once into a memory-mapped cache and served in windows."""
 
-import csv
-import glob
-import hashlib
 import json
 import os
 import shutil
 import sys
-import sysconfig
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,273 +19,15 @@ from tqdm import tqdm
 
 from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
+from datamodules.text_files import Corpus, find_files, stdlib_files
+from datamodules.text_reading import PIECE, no_text, read_head, whole_characters
 from zoo.errors import ZooError
 from zoo.identity import digest, read_checkpoint, read_claim
 from zoo.remote import default_cache
 from zoo.shelf import resolve
 from zoo.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_identity, train_bpe
 
-PLAIN = (".txt", ".md", ".py")
-TABLES = (".jsonl", ".csv")
-_PIECE = 1 << 20  # bytes of text read, and encoded, at a time
-_FEW = 20  # a corpus of fewer documents is split inside each, by position
-_FORMAT = 1  # part of the cache key: raise it when the files in the cache change their meaning
-
-
-@dataclass(frozen=True)
-class TextFile:
-    """A file of the corpus; ``name`` is its path below the corpus, the same on every machine."""
-
-    name: str
-    path: Path
-
-    @property
-    def is_table(self) -> bool:
-        return self.path.suffix.lower() in TABLES
-
-
-def stdlib_files() -> list[TextFile]:
-    """The Python sources of the running interpreter's standard library, without its tests and installed packages."""
-    root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
-    files = (
-        TextFile(path.relative_to(root).as_posix(), path)
-        for path in root.rglob("*.py")
-        # what the build wrote (_sysconfigdata_...) differs between machines of one version
-        if not left_out.intersection(path.relative_to(root).parts) and not path.name.startswith("_sysconfigdata")
-    )
-    return sorted(files, key=lambda file: file.name)
-
-
-def find_files(path: str, field: str | None) -> list[TextFile]:
-    """The files of a user's corpus: a file, a folder, or a glob.
-
-    A folder gives its .txt, .md and .py files, and with ``field`` its .jsonl and .csv files too.
-
-    Raises:
-        ZooError: if there is nothing to read, or a table without a ``field``.
-    """
-    expanded = Path(path).expanduser()
-    if expanded.is_file():
-        found, root = [expanded], expanded.parent
-    elif expanded.is_dir():
-        wanted = PLAIN + (TABLES if field else ())
-        root = expanded
-        found = [p for p in expanded.rglob("*") if p.is_file() and p.suffix.lower() in wanted]
-        if not found:
-            others = sorted({p.suffix or p.name for p in expanded.rglob("*") if p.is_file()})
-            hint = " and give data.field for tables" if set(others) & set(TABLES) and not field else ""
-            raise ZooError(
-                f"data.path: folder {path} has no {', '.join(wanted)} file (found: {', '.join(others) or 'nothing'}); "
-                f"put text there{hint}"
-            )
-    else:
-        found = [Path(p) for p in glob.glob(str(expanded), recursive=True) if Path(p).is_file()]
-        if not found:
-            raise ZooError(f"data.path: {path} is no file, no folder and matches nothing; check the path")
-        root = Path(os.path.commonpath([p.parent for p in found]))
-    files = sorted((TextFile(p.relative_to(root).as_posix(), p) for p in found), key=lambda file: file.name)
-    if not field and (table := next((file for file in files if file.is_table), None)):
-        raise ZooError(
-            f"data.field: got none, but {table.path} is a table; name the {_column_word(table)} with the text"
-        )
-    return files
-
-
-def _column_word(file: TextFile) -> str:
-    return "column" if file.path.suffix.lower() == ".csv" else "field"
-
-
-# ---------------------------------------------------------------------- documents: their number, texts and splits
-
-
-def count_rows(file: TextFile, field: str) -> int:
-    """Number of texts in a table."""
-    return sum(1 for _ in table_rows(file, field))
-
-
-def table_rows(file: TextFile, field: str) -> Iterator[str]:
-    """The texts of a .jsonl or .csv file, one a row; rows without text are left out.
-
-    Raises:
-        ZooError: naming file and line, if a row is malformed or has no such field.
-    """
-    if file.path.suffix.lower() == ".csv":
-        yield from _csv_rows(file, field)
-        return
-    with open(file.path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # also undecodable bytes
-                raise ZooError(f"data.path: {file.path} line {number} is no JSON ({error}); mend or drop it") from None
-            if not isinstance(row, dict) or field not in row:
-                has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-                raise ZooError(
-                    f"data.field: got {field!r}, but {file.path} line {number} has {has}; name a field every line has"
-                )
-            if not isinstance(row[field], str):
-                raise ZooError(
-                    f"data.field: {file.path} line {number}: {field!r} is a {type(row[field]).__name__}; must be text"
-                )
-            if row[field]:
-                yield row[field]
-
-
-def _csv_rows(file: TextFile, field: str) -> Iterator[str]:
-    csv.field_size_limit((1 << 31) - 1)  # a cell may be a whole text
-    try:
-        with open(file.path, encoding="utf-8-sig", newline="") as handle:
-            rows = csv.reader(handle, strict=True)
-            header = next(rows, None)
-            if not header:
-                raise ZooError(f"data.path: {file.path} is empty; give a table with a header and rows")
-            if header.count(field) != 1:
-                found = "more than one such column" if field in header else f"the columns {', '.join(header)}"
-                raise ZooError(f"data.field: got {field!r}, but {file.path} has {found}; name one of them")
-            place = header.index(field)
-            for row in rows:
-                if row and len(row) != len(header):
-                    raise ZooError(
-                        f"data.path: {file.path} line {rows.line_num} has {len(row)} cells, the header {len(header)}; "
-                        "put texts with commas in quotes"
-                    )
-                if row and row[place]:
-                    yield row[place]
-    except csv.Error as error:
-        raise ZooError(f"data.path: {file.path} is no readable CSV ({error}); mend it") from None
-    except UnicodeDecodeError as error:
-        raise ZooError(
-            f"data.path: {file.path} has bytes that are no UTF-8, the first at offset {error.start}; convert it"
-        ) from None
-
-
-def _undecodable(path: Path, offset: int) -> str:
-    return (
-        f"data.path: {path} has bytes that are no UTF-8, the first at offset {offset}; convert it (iconv -t utf-8) or "
-        "set data.encoding_errors to replace or ignore"
-    )
-
-
-def file_pieces(path: Path, start: int, end: int, errors: str) -> Iterator[str]:
-    """The text of bytes start..end of a file, in pieces of about a MiB that end with a line where they can."""
-    rest = b""
-    offset = start
-    with open(path, "rb") as file:
-        file.seek(start)
-        while (block := file.read(min(_PIECE, end - start))) or rest:
-            start += len(block)
-            data = rest + block
-            cut = len(data) if not block else data.rfind(b"\n") + 1 or _whole_characters(data)
-            piece, rest = data[:cut], data[cut:]
-            try:
-                text = piece.decode(errors=errors)
-            except UnicodeDecodeError as error:
-                raise ZooError(_undecodable(path, offset + error.start)) from None
-            offset += len(piece)
-            if text:
-                yield text
-
-
-def _whole_characters(data: bytes) -> int:
-    """Length of ``data`` without a last UTF-8 character that may go on past it."""
-    for back in range(1, min(4, len(data)) + 1):
-        if data[-back] & 0xC0 != 0x80:
-            return len(data) - back if data[-back] >= 0xC0 else len(data)
-    return len(data)
-
-
-def _line_start(path: Path, offset: int) -> int:
-    """The first line start at or after ``offset``; where the file has no line end there, the next character."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        if offset:
-            file.seek(offset - 1)
-            file.readline(_PIECE)
-        place = file.tell()
-        if offset and place < size:
-            file.seek(place - 1)
-            if file.read(1) == b"\n":
-                return place
-        if not offset or place < size:
-            return place
-        file.seek(offset)  # the last line began before the offset: cut inside it
-        while (byte := file.read(1)) and byte[0] & 0xC0 == 0x80:
-            offset += 1
-    return offset
-
-
-def split_numbers(names: Iterable[str], n: int, val_fraction: float, test_fraction: float, seed: int) -> np.ndarray:
-    """0, 1 or 2 (train, val, test) for each of n documents, by the order of the SHA-256 of seed and name."""
-    keys = np.fromiter(
-        (int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) for name in names), np.uint64, count=n
-    )
-    order = np.argsort(keys, kind="stable")
-    n_test, n_val = (max(1, round(n * fraction)) for fraction in (test_fraction, val_fraction))
-    splits = np.zeros(n, dtype=np.uint8)
-    splits[order[:n_test]] = 2
-    splits[order[n_test : n_test + n_val]] = 1
-    return splits
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Files, how their texts are found, and how they are split.
-
-    ``iterate`` gives (split, pieces of text) a document, never holding more than a piece.
-    """
-
-    files: list[TextFile]
-    field: str | None
-    encoding_errors: str
-    val_fraction: float
-    test_fraction: float
-    seed: int
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(file.path.stat().st_size for file in self.files)
-
-    def content_digest(self) -> str:
-        """SHA-256 over the names and bytes of all files."""
-        total = hashlib.sha256()
-        for file in self.files:
-            with open(file.path, "rb") as handle:
-                total.update(f"{file.name}\0{hashlib.file_digest(handle, 'sha256').hexdigest()}\n".encode())
-        return total.hexdigest()
-
-    def iterate(self) -> Iterator[tuple[int, Iterator[str]]]:
-        counts = [count_rows(file, self.field) if file.is_table and self.field else 1 for file in self.files]
-        n = sum(counts)
-        if n >= _FEW:
-            names = (f"{file.name}:{i}" for file, count in zip(self.files, counts, strict=True) for i in range(count))
-            splits = split_numbers(names, n, self.val_fraction, self.test_fraction, self.seed)
-        else:
-            train_end = 1 - self.val_fraction - self.test_fraction
-            places = (np.arange(n) + 0.5) / max(n, 1)
-            splits = (places >= train_end).astype(np.uint8) + (places >= 1 - self.test_fraction)
-        number = 0
-        for file in self.files:
-            if file.is_table and self.field:
-                for text in table_rows(file, self.field):
-                    yield int(splits[number]), iter((text,))
-                    number += 1
-            elif n >= _FEW:
-                yield int(splits[number]), file_pieces(file.path, 0, file.path.stat().st_size, self.encoding_errors)
-                number += 1
-            else:
-                yield from self._cut_by_position(file)
-                number += 1
-
-    def _cut_by_position(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
-        size = file.path.stat().st_size
-        shares = (1 - self.val_fraction - self.test_fraction, 1 - self.test_fraction)
-        cuts = [0, *(_line_start(file.path, int(size * share)) for share in shares), size]
-        for split in range(3):
-            if cuts[split] < cuts[split + 1]:
-                yield split, file_pieces(file.path, cuts[split], cuts[split + 1], self.encoding_errors)
+_FORMAT = 2  # part of the cache key: raise it when the files in the cache change their meaning
 
 
 # ---------------------------------------------------------------------- the cache
@@ -337,7 +74,7 @@ def write_tokens(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[str
                 some = True
                 waiting.append((split, piece))
                 size += len(piece)
-                if size >= _PIECE:
+                if size >= PIECE:
                     flush()
                     progress.update(size)
                     size = 0
@@ -377,9 +114,11 @@ class TextDataModule(ZooDataModule):
     Validation and test use windows that follow one another without overlap.
 
     Args:
-        path: a file, folder or glob (.txt, .md, .py; .jsonl and .csv with ``field``). Left out: the source of the
-            running Python's standard library, tests excluded.
-        field: the .jsonl field or .csv column that holds the text.
+        path: a file, folder or glob (.txt, .md, .py; with ``field`` .jsonl, .ndjson, .json, .csv and .tsv). Links are
+            followed; hidden files are left out unless they are named. A file of another kind that is named is plain
+            text. Left out: the source of the running Python's standard library, tests excluded.
+        field: the column of a .csv or .tsv, or the field of the objects in a .jsonl, .ndjson or .json, that holds the
+            text; rows without text are left out.
         tokenizer: ``byte``, ``bpe`` (learned from the training split), or a checkpoint (file, address or name of zoo
             list), whose tokenizer is used.
         vocab_size: number of BPE tokens, at least 257.
@@ -389,8 +128,9 @@ class TextDataModule(ZooDataModule):
         test_fraction: share held out for the test.
         split_seed: decides which documents are held out.
         num_workers: loader processes; 0 loads in the main one, which is enough for memory-mapped tokens.
-        encoding_errors: what to do with bytes that are no UTF-8: strict (refuse), replace or ignore.
-        prompts: for predict: a .txt file with a prompt a line, or a .jsonl file with a field "prompt".
+        encoding_errors: what to do with bytes that are no UTF-8, NULs, and halves of surrogate pairs in JSON: strict
+            (refuse), replace or ignore.
+        prompts: for predict: a .txt file with a prompt a line, or a .jsonl or .ndjson file with a field "prompt".
         cache_dir: where tokens are kept; default ZOO_CACHE or the user's cache folder.
 
     Raises:
@@ -460,10 +200,12 @@ class TextDataModule(ZooDataModule):
 
     def _corpus(self) -> tuple[Corpus, dict[str, Any]]:
         h = self.hparams
+        if h["field"] and not h["path"]:
+            raise ZooError(
+                f"data.field: got {h['field']!r}, but the embedded text is no table; name yours in data.path"
+            )
         files = find_files(h["path"], h["field"]) if h["path"] else stdlib_files()
         corpus = Corpus(files, h["field"], h["encoding_errors"], h["val_fraction"], h["test_fraction"], h["split_seed"])
-        if corpus.n_bytes == 0:
-            raise ZooError(f"data.path: {h['path']} is empty; give files with text in them")
         source = {
             "name": Path(h["path"]).name if h["path"] else "python-stdlib",
             "files": len(files),
@@ -575,41 +317,48 @@ class TextDataModule(ZooDataModule):
         path = self.hparams["prompts"]
         if not path:
             raise ZooError("data.prompts: got none; predict continues the prompts of a file, so name one")
-        prompts = read_prompts(Path(path))
+        prompts = read_prompts(Path(path), self.hparams["encoding_errors"])
         return DataLoader(prompts, batch_size=self.batch_size, collate_fn=list)  # type: ignore[arg-type]
 
 
-def _prompt(path: Path, number: int, line: str) -> str:
+# ---------------------------------------------------------------------- prompts
+
+
+def read_prompts(path: Path, errors: str = "strict") -> list[str]:
+    """Prompts of a .txt file (one a line) or a .jsonl or .ndjson file (field "prompt").
+
+    Raises:
+        ZooError: if there is no such file, it is no text, or there is no prompt in it; if ``errors`` is strict, for
+            bytes that are no UTF-8 and halves of surrogate pairs.
+    """
+    path = Path(os.path.expanduser(path))
+    kind = path.suffix.lower()
+    if not path.is_file():
+        raise ZooError(f"data.prompts: there is no file {path}; check the path")
+    if kind not in (".txt", ".jsonl", ".ndjson"):
+        raise ZooError(f"data.prompts: got {path}; give a .txt file with a prompt a line, or a .jsonl file")
+    if fault := no_text(read_head(path)):
+        raise ZooError(f"data.prompts: {path} {fault}")
+    try:
+        text = path.read_text(encoding="utf-8-sig", errors=errors)
+    except UnicodeDecodeError as error:
+        raise ZooError(
+            f"data.prompts: {path} has bytes that are no UTF-8, at offset {error.start}; convert it"
+        ) from None
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if kind != ".txt":
+        lines = [_prompt(path, i, line, errors) for i, line in enumerate(lines, start=1) if line.strip()]
+    prompts = [line for line in lines if line]
+    if not prompts:
+        raise ZooError(f"data.prompts: {path} has no prompt; write one a line")
+    return prompts
+
+
+def _prompt(path: Path, number: int, line: str, errors: str) -> str:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         raise ZooError(f'data.prompts: {path} line {number} is no JSON object with a text "prompt"; mend or drop it')
-    prompt: str = row["prompt"]
-    return prompt
-
-
-def read_prompts(path: Path) -> list[str]:
-    """Prompts of a .txt file (one a line) or a .jsonl file (field "prompt").
-
-    Raises:
-        ZooError: if there is no such file, or no prompt in it.
-    """
-    if not path.is_file():
-        raise ZooError(f"data.prompts: there is no file {path}; check the path")
-    try:
-        lines = [line.removesuffix("\r") for line in path.read_text(encoding="utf-8-sig").split("\n")]
-    except UnicodeDecodeError as error:
-        raise ZooError(
-            f"data.prompts: {path} has bytes that are no UTF-8, at offset {error.start}; convert it"
-        ) from None
-    if path.suffix.lower() == ".jsonl":
-        prompts = [_prompt(path, i, line) for i, line in enumerate(lines, start=1) if line.strip()]
-    elif path.suffix.lower() == ".txt":
-        prompts = [line for line in lines if line]
-    else:
-        raise ZooError(f"data.prompts: got {path}; give a .txt file with a prompt a line, or a .jsonl file")
-    if not prompts:
-        raise ZooError(f"data.prompts: {path} has no prompt; write one a line")
-    return prompts
+    return whole_characters(row["prompt"], errors, f"data.prompts: {path} line {number}")

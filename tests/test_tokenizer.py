@@ -1,12 +1,16 @@
 """Text to tokens and back."""
 
+import random
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from zoo.errors import ZooError
 from zoo.identity import digest
-from zoo.tokenizer import END_OF_TEXT, ByteTokenizer, tokenizer_from_identity, train_bpe
+from zoo.tokenizer import _LONGEST, END_OF_TEXT, ByteTokenizer, tokenizer_from_identity, train_bpe
 
 BPE = train_bpe(["def alpha(x): return x\n" * 20, "für immer und ewig\n" * 20], 320)
 TOKENIZERS = {"byte": ByteTokenizer(), "bpe": BPE}
@@ -77,3 +81,42 @@ def test_too_small_a_vocabulary_is_refused():
 def test_identity_of_other_data_is_refused():
     with pytest.raises(ZooError, match="kind 'image'"):
         tokenizer_from_identity({"kind": "image", "classes": ["cat"]})
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_half_of_a_surrogate_pair_is_refused_in_one_line(kind):
+    with pytest.raises(ZooError, match=r"text: .* half of a surrogate pair \('\\ud83d'\) as character 3"):
+        TOKENIZERS[kind].encode_batch(["fine", "ab\ud83d"])
+
+
+# ---------------------------------------------------------------------- long words
+
+
+DICE = random.Random(0)
+LONG = {
+    "one word": "".join(DICE.choices("ACGT", k=300_000)),
+    "no stops": "".join(chr(0x4E00 + int(2000 * DICE.random() ** 3)) for _ in range(100_000)),
+    "blanks": " " * 300_000,
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_learning_from_one_long_word_ends_and_loses_nothing(kind):
+    text = LONG[kind]
+    start = time.process_time()
+    tokenizer = train_bpe([text], 500)
+    # about a second; with the whole word at once 45 and more
+    assert time.process_time() - start < 10
+    numbers = tokenizer.encode(text)
+    assert len(numbers) < 0.7 * len(text.encode())
+    assert tokenizer.decode(numbers) == text
+
+
+def test_words_of_ordinary_length_are_learned_from_whole(monkeypatch):
+    word = "ab" * (_LONGEST // 2)
+    text = f"{word} {word[1:]}!\n\n  def für(x): return '_' * 80  # {'=' * 80}\n" * 5
+    bounded = train_bpe([text], 400).identity()
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    monkeypatch.setattr("zoo.tokenizer._words_to_learn_from", lambda: whole)
+    assert train_bpe([text], 400).identity() == bounded
+    assert any(len(token) > 64 for token in bounded["tokens"])

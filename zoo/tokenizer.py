@@ -7,11 +7,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from zoo.errors import ZooError
 
 END_OF_TEXT = "<|endoftext|>"
+_LONGEST = 512  # bytes of a word that merges are learned from: a merge costs the square of its word's length
+
+
+def refuse_lone_surrogates(text: str, where: str) -> None:
+    """Raise ZooError, which starts with ``where``, if a text has half of a surrogate pair, as JSON may."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ZooError(
+            f"{where} has half of a surrogate pair ({text[error.start]!r}) as character {error.start + 1}; give the "
+            "whole character, or drop it"
+        ) from None
 
 
 class Tokenizer(ABC):
@@ -35,9 +47,21 @@ class Tokenizer(ABC):
     def end(self) -> int:
         return self.tokens.index(END_OF_TEXT)
 
-    @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token numbers of each text, without an end-of-text token."""
+        """Token numbers of each text, without an end-of-text token.
+
+        Raises:
+            ZooError: for a text with half of a surrogate pair, which has no bytes.
+        """
+        try:
+            return self._encode_batch(texts)
+        except (UnicodeEncodeError, TypeError):
+            for text in texts:
+                refuse_lone_surrogates(text, "text: got one that")
+            raise
+
+    @abstractmethod
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -80,7 +104,7 @@ class ByteTokenizer(Tokenizer):
         self.tokens = [f"{byte:02x}" for byte in range(256)] + [END_OF_TEXT]
         self.token_bytes = [bytes([byte]) for byte in range(256)] + [b""]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
 
     def identity(self) -> dict[str, Any]:
@@ -106,7 +130,7 @@ class BPETokenizer(Tokenizer):
             b"" if token == END_OF_TEXT else bytes(alphabet[character] for character in token) for token in tokens
         ]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
 
     def identity(self) -> dict[str, Any]:
@@ -115,6 +139,8 @@ class BPETokenizer(Tokenizer):
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
     """Learn a BPE tokenizer of ``vocab_size`` tokens, the end of a text among them.
+
+    Words of more than 512 bytes are learned from in parts; they are encoded whole.
 
     Raises:
         ZooError: if ``vocab_size`` has no room for the 256 bytes and the end of a text.
@@ -125,6 +151,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
             "set tokenizer: byte"
         )
     tokenizer = _byte_level(models.BPE())
+    tokenizer.pre_tokenizer = _words_to_learn_from()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -160,6 +187,11 @@ def _byte_level(model: models.BPE) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _words_to_learn_from() -> pre_tokenizers.PreTokenizer:
+    parts = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST}}}"), "isolated")
+    return pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False), parts])
 
 
 def _model_state(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
