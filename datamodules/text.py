@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -137,6 +137,8 @@ class TextDataModule(ZooDataModule):
         ZooError: for an argument out of range, here; for unreadable, empty or too short a corpus, in ``prepare_data``
             and ``setup``.
     """
+
+    kept_settings: ClassVar[tuple[str, ...]] = (*ZooDataModule.kept_settings, "window")
 
     def __init__(
         self,
@@ -305,7 +307,7 @@ class TextDataModule(ZooDataModule):
         sampler = WindowSampler(len(windows.tokens), self.window, replicas, rank, self.hparams["split_seed"])
         if len(sampler) < self.batch_size:
             rank_zero_warn(f"The training text fills {len(sampler)} windows, less than one batch of {self.batch_size}")
-        return ResumableLoader(windows, sampler, drop_last=len(sampler) >= self.batch_size, **self._options())
+        return self._training_loader(windows, sampler, drop_last=len(sampler) >= self.batch_size, **self._options())
 
     def val_dataloader(self) -> DataLoader[Tensor]:
         return DataLoader(self._windows("val", stride=self.window), **self._options())

@@ -27,7 +27,6 @@ from zoo.shelf import resolve
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")
-_LIGHTNINGS_OWN = "lightning.pytorch.callbacks.ModelCheckpoint"
 
 
 def checkpoint_config(path: str) -> dict[str, Any]:
@@ -149,8 +148,10 @@ class ZooCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         for callback in _listed(config.trainer.callbacks):
-            if callback.class_path == _LIGHTNINGS_OWN and callback.get("init_args", {}).get("save_last"):
+            if _name(callback) == "ModelCheckpoint" and callback.get("init_args", {}).get("save_last"):
                 callback.class_path = class_path(BestAndLastCheckpoint)  # in configs from before there was one
+        if config.trainer.logger is False:
+            _leave_out(config.trainer, "LearningRateMonitor")
         if self.subcommand != "fit":  # only a run that goes on needs the callbacks of the one before
             warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")
         path = config.get("ckpt_path")
@@ -177,10 +178,17 @@ class ZooCLI(LightningCLI):
         if self.subcommand != "fit":
             return
         loggers = [logger for logger in _listed(config.trainer.logger) if "init_args" in logger]
-        if not loggers:
+        if config.trainer.logger is False:
             for callback in _listed(config.trainer.callbacks):
-                if callback.class_path == class_path(BestAndLastCheckpoint) and not callback.init_args.get("dirpath"):
+                if _name(callback) == "BestAndLastCheckpoint" and not callback.init_args.get("dirpath"):
                     callback.init_args.dirpath = str(newest.parent)
+        elif not loggers:  # Lightning's own choice, at its own place
+            run = newest.parent.parent
+            place = {"save_dir": str(run.parent.parent), "name": run.parent.name, "version": run.name}
+            config.trainer.logger = Namespace(
+                class_path=f"{TensorBoardLogger.__module__}.{TensorBoardLogger.__qualname__}",
+                init_args=Namespace(**place),
+            )
         elif newest.parent.parent.parent == _runs_of(loggers[0]):  # the others begin a new version
             loggers[0].init_args.version = newest.parent.parent.name
             _keep_table(newest.parent.parent / "metrics.csv", loggers[0].class_path)
@@ -228,6 +236,20 @@ def _listed(given: Any) -> list[Any]:
     """The classes that a setting of the trainer names, which may be none, one or several."""
     found = given if isinstance(given, list) else [given]
     return [item for item in found if hasattr(item, "class_path")]
+
+
+def _leave_out(trainer: Any, name: str) -> None:
+    """Take a callback that only draws out of a run that draws nowhere; Lightning would refuse it."""
+    callbacks = _listed(trainer.callbacks)
+    kept = [callback for callback in callbacks if _name(callback) != name]
+    if len(kept) < len(callbacks):
+        trainer.callbacks = kept
+        print(f"trainer.logger: false, so {name} is left out", file=sys.stderr)
+
+
+def _name(given: Any) -> str:
+    """The name of the class that a setting names, without its module."""
+    return str(given.class_path).rpartition(".")[2]
 
 
 def _runs_of(logger: Any) -> Path:
