@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import socket
-import stat
 import tarfile
 import tempfile
 import warnings
@@ -319,11 +318,8 @@ def _alike(numbers: Sequence[int], looks: Sequence[object]) -> list[list[int]]:
 
 
 def _size(file: str) -> int | None:
-    with suppress(OSError):
-        status = os.stat(file)
-        if stat.S_ISREG(status.st_mode):  # reading a pipe would never end
-            return status.st_size or None
-    return None
+    """None for what has none, such as a pipe, of which reading would never end."""
+    return max(0, stamp(file)[0]) or None
 
 
 def _end_of(file: str) -> bytes | None:

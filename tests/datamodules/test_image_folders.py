@@ -455,6 +455,16 @@ def test_a_split_that_is_a_link_to_another_is_said(tmp_path):
     assert len(warned_of_twins(root)) == 1
 
 
+def test_splits_of_a_folder_that_a_checkpoint_was_not_trained_on_flatter_nothing(tmp_path):
+    root = painted(tmp_path / "zoo", {"ant": 4, "bee": 4})
+    checkpoint = save_checkpoint(tmp_path / "model.ckpt", ready(root))
+    other = painted(tmp_path / "other", {"train/ant": 2, "train/bee": 2, "test/ant": 2, "test/bee": 2}, seed=1)
+    shutil.copy(other / "train" / "ant" / "00.png", other / "test" / "ant" / "again.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ready(other, "test", from_checkpoint=checkpoint)
+
+
 def test_a_picture_with_two_labels_is_said(tmp_path):
     splits = ("train", "val", "test")
     root = painted(tmp_path / "zoo", {f"{split}/{name}": 3 for split in splits for name in ("ant", "bee")})
