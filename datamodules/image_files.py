@@ -1,4 +1,4 @@
-"""Pictures from files: what is embedded, what torchvision fetches, and what a user brings."""
+"""Pictures from files: opened, checked and compared; what is embedded, and what torchvision fetches."""
 
 import hashlib
 import http.client
@@ -9,7 +9,6 @@ import tarfile
 import tempfile
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,28 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import PIL
-from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from torchvision.datasets import CIFAR10, CIFAR100, MNIST, FashionMNIST
 from tqdm import tqdm
 
-from datamodules.base import SPLITS
-from datamodules.folders import files_below, folders_in
-from zoo.errors import ZooError, listed
-from zoo.identity import canonical_json
+from zoo.errors import ZooError
 from zoo.remote import default_cache
 
 SETS: dict[str, Any] = {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion_mnist": FashionMNIST}
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # for some others Pillow runs programs of the machine
-_SPLIT_FOLDERS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 _THINNEST = 100  # a picture so many times as long as wide would be huge once its short side is resized
 _MANY = 500  # from so many pictures on, checking them shows its progress
 _PATIENCE = 30.0  # seconds a server may be silent
 _CHECK = 1  # part of the cache key: raise it when other pictures become readable
+_TWINS = 1  # likewise, when other files count as the same
+_END = 4096  # bytes of a file that are compared before the whole
 
 
 # ---------------------------------------------------------------------- one picture
@@ -221,212 +215,10 @@ def load_set(source: str, root: Path) -> Pictures:
     return _in_memory(source, pixels, targets, train.classes, n_train=len(train.data))
 
 
-# ---------------------------------------------------------------------- a folder of pictures
+# ---------------------------------------------------------------------- checking
 
 
-def find_classes(path: str) -> Pictures:
-    """The pictures of a folder with a folder a class, or with such folders in train/, val/ and test/.
-
-    Raises:
-        ZooError: if there is no such folder, it has no class folders, or some of them have no pictures.
-    """
-    try:
-        folder = _existing_folder(path)
-        others: Counter[str] = Counter()
-        ids, labels, splits, empty = [], [], [], []
-        layout = _layout(folder)
-        for split, label, place in layout:
-            found = files_below(os.path.join(folder, place), _SUFFIXES, others)
-            ids += [f"{place}/{name}" for name in found]
-            labels += [label] * len(found)
-            splits += [split] * len(found)
-            if not found:
-                empty.append(place)
-        outside = len(files_below(folder, _SUFFIXES, deep=False))
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    if not layout:
-        raise ZooError(
-            f"data.path: {path} has no class folders ({outside} pictures lie in it directly); put the pictures of each "
-            "class into a folder of its own, or name a CSV file with data.labels"
-        )
-    if empty:
-        raise ZooError(
-            f"data.path: {len(empty)} class folders in {path} hold no picture: {listed(empty)}; put some in "
-            f"({', '.join(_SUFFIXES)}), or delete them"
-        )
-    if outside:
-        rank_zero_info(f"data.path: {outside:,} pictures in {path} lie in no class folder and are left out")
-    _tell_of_others(path, others)
-    return _of_files(folder, ids, labels, None if splits[0] is None else splits)
-
-
-def find_labelled(path: str, labels: str) -> Pictures:
-    """The pictures that a CSV file names, in the columns path, label and, if there is one, split.
-
-    Raises:
-        ZooError: if there is no such file, it can't be read, lacks a column, has empty cells, other splits than train,
-            val and test, names a picture twice in different ways, or names files that aren't there.
-    """
-    folder = os.path.abspath(_existing_folder(path))
-    table = _read_labels(labels)
-    table["file"] = table["path"].map(lambda name: os.path.normpath(os.path.join(folder, os.path.expanduser(name))))
-    known = [name for name in ("label", "split") if name in table]
-    once = table.drop_duplicates(["file", *known])
-    twice = once[once["file"].duplicated()]["path"].tolist()
-    if twice:
-        raise ZooError(
-            f"data.labels: {labels} gives {len(twice)} pictures more than one label or split: {listed(twice)}; leave "
-            "one row of each"
-        )
-    missing = once["path"][~once["file"].map(os.path.isfile)].tolist()
-    if missing:
-        raise ZooError(
-            f"data.labels: {labels} names {len(missing)} files that aren't below {path}: {listed(missing)}; paths are "
-            "relative to data.path, or absolute"
-        )
-    ids = [file.removeprefix(folder + os.sep) for file in once["file"]]
-    splits = [SPLITS.index(name) for name in once["split"]] if "split" in once else None
-    return _of_files(folder, ids, once["label"].tolist(), splits)
-
-
-def _read_labels(labels: str) -> pd.DataFrame:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows that are longer than the header
-            # a class may well be called NA
-            table = pd.read_csv(
-                os.path.expanduser(labels), dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False
-            )
-    except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ZooError(f"data.labels: {labels} can't be read ({reason}); check the path") from None
-    except (ValueError, pd.errors.ParserWarning) as error:  # pandas' own errors and those of UTF-8 are ValueErrors
-        raise ZooError(f"data.labels: {labels} is no readable CSV ({_reason(error)}); write it again") from None
-    lacking = [name for name in ("path", "label") if name not in table]
-    if lacking or table.empty:
-        what = f"no column {listed(lacking)}" if lacking else "no rows"
-        raise ZooError(
-            f"data.labels: {labels} has {what}; give it a row a picture with the columns path, label and, if you like, "
-            "split"
-        )
-    for name in ("path", "label", "split"):
-        if name in table:
-            table[name] = table[name].str.strip()
-            _refuse_cells(labels, table[name], (table[name] == "") if name != "split" else ~table[name].isin(SPLITS))
-    return table
-
-
-def _refuse_cells(labels: str, cells: "pd.Series[Any]", bad: "pd.Series[Any]") -> None:
-    if bad.any():
-        rule = "must be train, val or test in every row" if cells.name == "split" else "may not be empty"
-        rows = [int(row) + 1 for row in cells.index[bad]]
-        raise ZooError(
-            f"data.labels: {labels}: column {cells.name!r} has {cells[bad].iloc[0]!r} in row {listed(rows)} below the "
-            f"header; it {rule}"
-        )
-
-
-def find_all(path: str) -> Pictures:
-    """Every picture below a folder, or a single file, whatever class it may be.
-
-    Raises:
-        ZooError: if there is no such file or folder, or no picture in it.
-    """
-    place = os.path.expanduser(path)
-    if os.path.isfile(place):
-        return _of_files(os.path.dirname(place), [os.path.basename(place)])
-    others: Counter[str] = Counter()
-    try:
-        folder = _existing_folder(path)
-        ids = files_below(folder, _SUFFIXES, others)
-    except OSError as error:
-        raise _unreadable(path, error) from None
-    if not ids:
-        raise ZooError(f"data.path: there is no picture in {path} ({', '.join(_SUFFIXES)}); name another folder")
-    _tell_of_others(path, others)
-    return _of_files(folder, ids)
-
-
-def _unreadable(path: str, error: OSError) -> ZooError:
-    return ZooError(f"data.path: {error.filename or path} can't be read ({error.strerror}); check its permissions")
-
-
-def _existing_folder(path: str) -> str:
-    folder = os.path.expanduser(path)
-    if os.path.isfile(folder):
-        raise ZooError(f"data.path: got {path}, which is a file; name the folder that holds the class folders")
-    if not os.path.isdir(folder):
-        raise ZooError(f"data.path: there is no folder {path}; check the path")
-    return folder
-
-
-def _layout(folder: str) -> list[tuple[int | None, str, str]]:
-    """(split, class, folder) of each class folder; the split is None where there are none."""
-    inner = folders_in(folder)
-    named = [name for name in inner if name.lower() in _SPLIT_FOLDERS]
-    classes = {name: folders_in(os.path.join(folder, name)) for name in named}
-    # Classes may be called train and test; then they hold pictures, not classes.
-    both = any(name.lower() == "train" and classes[name] for name in named) and len(named) > 1
-    if not any(classes.values()) or not (both or len(named) == len(inner)):
-        return [(None, name, name) for name in inner]
-    flat, deep = ([name for name in named if bool(classes[name]) is full] for full in (False, True))
-    if flat:
-        raise ZooError(
-            f"data.path: {folder} has class folders in {listed(deep)}, but none in {listed(flat)}; give each the same "
-            "class folders, or take it away"
-        )
-    numbers = [_SPLIT_FOLDERS[name.lower()] for name in named]
-    if len(set(numbers)) < len(numbers):
-        raise ZooError(f"data.path: {folder} has {listed(named)}, two of them for the same split; leave one")
-    pairs = zip(numbers, named, strict=True)
-    return [(number, label, f"{name}/{label}") for number, name in pairs for label in classes[name]]
-
-
-def _tell_of_others(path: str, others: "Counter[str]") -> None:
-    if others:
-        kinds = listed([kind for kind, _ in others.most_common()])
-        rank_zero_info(f"data.path: {others.total():,} files in {path} are no pictures by name ({kinds}) and left out")
-
-
-def _of_files(
-    folder: str, ids: Sequence[str], labels: Sequence[str] | None = None, splits: Sequence[int | None] | None = None
-) -> Pictures:
-    """Pictures in the order of their ids, so that it is the same on every machine."""
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    ids = [ids[i] for i in order]
-    strange = [name for name in ids if not _is_utf8(name)]
-    if strange:
-        raise ZooError(f"data.path: {len(strange)} names in {folder} are no UTF-8: {listed(strange)}; rename them")
-    files = [os.path.join(folder, name) for name in ids]
-    names = None if labels is None else [labels[i] for i in order]
-    numbers = None if splits is None else [splits[i] for i in order]
-    classes = sorted(set(names or ()))
-    place = {name: i for i, name in enumerate(classes)}
-    fingerprint = hashlib.sha256()
-    for i, (name, file) in enumerate(zip(ids, files, strict=True)):
-        about = [name, _stamp(file)[0], None if names is None else names[i], None if numbers is None else numbers[i]]
-        fingerprint.update(canonical_json(about).encode())
-    return Pictures(
-        os.path.basename(os.path.abspath(folder)),
-        ids,
-        classes,
-        None if names is None else np.array([place[name] for name in names], dtype=np.int64),
-        None if numbers is None else np.array(numbers, dtype=np.uint8),
-        fingerprint.hexdigest(),
-        files,
-    )
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _stamp(file: str) -> tuple[int, int]:
+def stamp(file: str) -> tuple[int, int]:
     """Size and time of a file's last change; -1 where there is none."""
     try:
         status = os.stat(file)
@@ -435,28 +227,34 @@ def _stamp(file: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-# ---------------------------------------------------------------------- checking
-
-
 def check_pictures(files: Sequence[str]) -> dict[int, str]:
     """Decode every picture; of those that can't be read, the number in ``files`` and the reason.
 
     The outcome is kept in the cache. Next time, only pictures that were bad are looked at, while no file changed.
     """
-    key = hashlib.sha256(f"{_CHECK} {PIL.__version__}".encode())
-    for file in files:
-        key.update(os.fsencode(f"{os.path.abspath(file)}\0{_stamp(file)}\0"))
-    kept = default_cache() / "images" / "checked" / f"{key.hexdigest()[:32]}.json"
+    kept = _kept_for("checked", f"{_CHECK} {PIL.__version__}", files)
     suspects: Iterable[int] = range(len(files))
     with suppress(OSError, ValueError, TypeError):  # not there, or damaged
         suspects = [number for number in json.loads(kept.read_text()) if number < len(files)]
     found = _faults({number: files[number] for number in suspects})
-    with suppress(OSError):  # without a cache the next run takes longer, that is all
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as scratch:
-            json.dump(list(found), scratch)
-        os.replace(scratch.name, kept)
+    _keep(kept, list(found))
     return found
+
+
+def _kept_for(what: str, version: str, files: Sequence[str]) -> Path:
+    """Where the cache keeps what was found out about files, while no one of them changes."""
+    key = hashlib.sha256(version.encode())
+    for file in files:
+        key.update(os.fsencode(f"{os.path.abspath(file)}\0{stamp(file)}\0"))
+    return default_cache() / "images" / what / f"{key.hexdigest()[:32]}.json"
+
+
+def _keep(place: Path, found: object) -> None:
+    with suppress(OSError):  # without a cache the next run takes longer, that is all
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as scratch:
+            json.dump(found, scratch)
+        os.replace(scratch.name, place)
 
 
 def _faults(files: dict[int, str]) -> dict[int, str]:
@@ -485,3 +283,54 @@ def _reason(error: Exception) -> str:
     """What an exception says, in one line and without paths where it can be."""
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     return str(reason)[:200]
+
+
+# ---------------------------------------------------------------------- the same picture twice
+
+
+def find_twins(files: Sequence[str]) -> list[list[int]]:
+    """Groups of files that hold the same bytes, by their numbers in ``files``; empty and missing ones are in none.
+
+    Of the same picture saved in another way nothing is known. Files of a size of their own aren't opened, and of the
+    others only those whose ends agree are read whole. The outcome is kept in the cache while no file changes.
+    """
+    kept = _kept_for("twins", f"{_TWINS}", files)
+    with suppress(OSError, ValueError, TypeError):  # not there, or damaged
+        groups = [list(map(int, group)) for group in json.loads(kept.read_text())]
+        if all(0 <= number < len(files) for group in groups for number in group):
+            return groups
+    groups = [list(range(len(files)))]
+    with ThreadPool(min(8, os.cpu_count() or 1)) as pool:
+        for look in (_size, _end_of, _digest_of):
+            groups = [alike for group in groups for alike in _alike(group, pool.map(look, [files[i] for i in group]))]
+    groups.sort()
+    _keep(kept, groups)
+    return groups
+
+
+def _alike(numbers: Sequence[int], looks: Sequence[object]) -> list[list[int]]:
+    """Those of a group that look the same; what looks like None is left out."""
+    found: dict[object, list[int]] = {}
+    for number, look in zip(numbers, looks, strict=True):
+        if look is not None:
+            found.setdefault(look, []).append(number)
+    return [alike for alike in found.values() if len(alike) > 1]
+
+
+def _size(file: str) -> int | None:
+    """None for what has none, such as a pipe, of which reading would never end."""
+    return max(0, stamp(file)[0]) or None
+
+
+def _end_of(file: str) -> bytes | None:
+    """Where two pictures of one camera and program differ soonest: their beginnings are all alike."""
+    with suppress(OSError), open(file, "rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - _END))
+        return hashlib.sha256(stream.read(_END)).digest()
+    return None
+
+
+def _digest_of(file: str) -> bytes | None:
+    with suppress(OSError), open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+    return None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from PIL import Image, ImageOps
 from timm.data import auto_augment as timm_policies
@@ -176,6 +177,7 @@ def split_pictures(
     val_fraction: float,
     test_fraction: float,
     seed: int,
+    where: str = "data.path",
 ) -> np.ndarray:
     """0, 1 or 2 (train, val, test) for each picture; of each class about the same share goes into every split.
 
@@ -186,6 +188,7 @@ def split_pictures(
         val_fraction: share of the training pictures that is taken for val.
         test_fraction: share taken for test.
         seed: decides which.
+        where: what an error starts with: the argument, and its value.
 
     Raises:
         ZooError: naming the classes that have too few pictures to be in every split.
@@ -198,7 +201,7 @@ def split_pictures(
     few = [name for name, count in zip(classes, counts, strict=True) if 0 < count <= len(lacking)]
     if few:
         raise ZooError(
-            f"data.path: the classes {listed(few)} have fewer than {len(lacking) + 1} pictures, one for each of "
+            f"{where}: the classes {listed(few)} have fewer than {len(lacking) + 1} pictures, one for each of "
             f"{', '.join(SPLITS[number] for number in (0, *sorted(lacking)))}; add pictures, or merge or drop classes"
         )
     chance = np.random.RandomState(seed)  # its numbers are the same in every version of NumPy
@@ -211,3 +214,43 @@ def split_pictures(
             splits[rows[left - n : left]] = split
             left -= n
     return splits
+
+
+def tell_of_absent_classes(where: str, targets: np.ndarray, splits: np.ndarray | None, classes: Sequence[str]) -> None:
+    """Name the classes that the pictures of an evaluation, or of a held-out split, have none of.
+
+    Args:
+        where: what the line starts with.
+        targets: class numbers (n,).
+        splits: their splits (n,); None if all are for evaluation.
+        classes: names of all classes.
+    """
+    parts = {"": targets} if splits is None else {f"{SPLITS[number]} ": targets[splits == number] for number in (1, 2)}
+    for name, held in parts.items():
+        there = set(held.tolist())
+        absent = [label for i, label in enumerate(classes) if i not in there]
+        if there and absent:
+            rank_zero_info(f"{where} has no {name}pictures of {listed(absent)}, so that figures tell nothing of these")
+
+
+def warn_of_twins(
+    where: str, ids: Sequence[str], twins: Sequence[Sequence[int]], marks: np.ndarray, what: str, effect: str
+) -> None:
+    """Say which pictures are the same file under more than one mark.
+
+    Args:
+        where: what the line starts with.
+        ids: names of all pictures.
+        twins: groups of the same ones.
+        marks: of all pictures (n,): their classes or splits.
+        what: what marks are.
+        effect: what comes of it.
+    """
+    apart = [group for group in twins if len(set(marks[list(group)].tolist())) > 1]
+    if apart:
+        first = apart[0][0]
+        other = next(i for i in apart[0] if marks[i] != marks[first])
+        rank_zero_warn(
+            f"{where} has {len(apart):,} pictures more than once with different {what}, {effect}: {ids[first]!r} and "
+            f"{ids[other]!r} are the same file; keep one of each"
+        )

@@ -17,13 +17,12 @@ from datamodules.image_files import (
     Pictures,
     check_pictures,
     fetch_set,
-    find_all,
-    find_classes,
-    find_labelled,
+    find_twins,
     load_digits,
     load_set,
     set_root,
 )
+from datamodules.image_folders import find_all, find_classes, find_labelled
 from datamodules.image_transforms import (
     EpochSampler,
     Look,
@@ -31,11 +30,14 @@ from datamodules.image_transforms import (
     evaluation_transform,
     policy,
     split_pictures,
+    tell_of_absent_classes,
     training_transform,
+    warn_of_twins,
 )
 from datamodules.loaders import ResumableLoader
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import read_checkpoint, read_claim
+from zoo.lookalikes import refuse_look_alikes
 from zoo.shelf import find_checkpoint
 
 _INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
@@ -73,6 +75,11 @@ class ImageDataModule(ZooDataModule):
     train/, val/ and test/ of which val/ and test/ may be missing; or a CSV file names them. Pictures are turned as
     their EXIF data says; what is transparent becomes white; 16-bit greyscale is scaled to 8 bits.
 
+    Folders of splits are known by name, in any case and with set, images, data, seg, numbers and the like around it:
+    train or training; val, valid, validation or dev; test, testing or holdout; eval or evaluation is the one of val and
+    test that has no other folder. They hold class folders: folders of these names that hold pictures are classes. What
+    may be either is refused. Links are followed; files and folders whose names start with a dot are left out.
+
     Where size, normalisation, interpolation and crop are left out, they are the checkpoint's (from_checkpoint), or what
     the model's weights were trained with, or what is usual for the source: sides of 8 (digits), 28 (mnist,
     fashion_mnist), 32 (cifar10, cifar100) or 224 (folder), mean and std 0.5, bicubic, crop 1 (folder 0.9).
@@ -82,8 +89,8 @@ class ImageDataModule(ZooDataModule):
             a path, or digits; with from_checkpoint and no other path than the checkpoint's, the checkpoint's source.
         path: the folder of pictures, or the folder that one of torchvision's sets is in; default for those: ZOO_CACHE
             or the user's cache folder. For predict with from_checkpoint: any folder of pictures, or one file.
-        labels: CSV file with the columns path (below the folder, or absolute) and label, and if you like split (train,
-            val or test), in place of class folders.
+        labels: CSV file in UTF-8 with the columns path (below the folder, or absolute) and label, and if you like split
+            (train, val or test), in place of class folders. Labels are text: 001, 1 and NA are three classes.
         download: fetch one of torchvision's sets where it isn't there.
         image_size: height and width that pictures are brought to, in pixels.
         channels: 1 for greyscale, 3 for RGB; left out, the checkpoint's, or 1 for digits, mnist and fashion_mnist, 3
@@ -155,6 +162,7 @@ class ImageDataModule(ZooDataModule):
         self._check_place(path, labels)
         self.batch_size = batch_size
         self._found: tuple[bool, Pictures, np.ndarray] | None = None
+        self._twins: list[list[int]] = []
         self._loaded: Literal["split", "evaluate", "predict"] | None = None
         self._look: Look | None = None
         self._targets: np.ndarray | None = None
@@ -273,6 +281,7 @@ class ImageDataModule(ZooDataModule):
         if self._found is None or self._found[0] is not without_labels:
             pictures = self._pictures(without_labels)
             self._found = without_labels, pictures, self._readable(pictures)
+            self._twins = find_twins(pictures.files) if len(pictures.files) and not without_labels else []
         return self._found[1:]
 
     def _pictures(self, without_labels: bool) -> Pictures:
@@ -285,7 +294,14 @@ class ImageDataModule(ZooDataModule):
             return find_all(path)
         if without_labels:  # the CSV file names the pictures, whatever their labels
             return replace(find_labelled(path, labels), targets=None, splits=None)
-        return find_classes(path) if labels is None else find_labelled(path, labels)
+        if labels is not None:
+            return find_labelled(path, labels)
+        return find_classes(path, () if self._saved is None else self._saved.identity["classes"])
+
+    def _where(self, pictures: Pictures) -> str:
+        """What messages about these pictures start with: the argument, and its value."""
+        labels = self.hparams["labels"]
+        return f"data.path: {pictures.name}" if labels is None else f"data.labels: {labels}"
 
     def _readable(self, pictures: Pictures) -> np.ndarray:
         good = np.ones(len(pictures), dtype=bool)
@@ -305,14 +321,14 @@ class ImageDataModule(ZooDataModule):
     def _load(self, wanted: Literal["split", "evaluate", "predict"]) -> None:
         pictures, good = self._find(wanted)
         classes = pictures.classes if self._saved is None else self._saved.identity["classes"]
-        targets = None if pictures.targets is None else _in_order(pictures, classes)
+        targets = None if pictures.targets is None else _in_order(pictures, classes, self._where(pictures))
         splits = None if targets is None else self._split(pictures, targets, classes, wanted)
         source = {"name": self.source, "pictures": len(pictures), "fingerprint": pictures.fingerprint}
         if self.source == "folder":
             source["folder"] = pictures.name
         if wanted == "split" and targets is not None and splits is not None:
             counts = np.bincount(targets[(splits == 0) & good], minlength=len(classes)).tolist()
-            _refuse_untrained(pictures.name, classes, counts)
+            _refuse_untrained(self._where(pictures), classes, counts)
             source |= {"train_pictures": sum(counts), "class_counts": dict(zip(classes, counts, strict=True))}
         elif self._saved is not None:
             counted = ("train_pictures", "class_counts")
@@ -321,34 +337,78 @@ class ImageDataModule(ZooDataModule):
         self._identity = {"kind": "images", "classes": list(classes), **self._look.to_dict(), "source": source}
         self._targets, self._splits, self._loaded = targets, splits, wanted
         self._report(pictures, good)
+        if targets is not None:
+            self._warn(pictures, good, targets)
+
+    def _warn(self, pictures: Pictures, good: np.ndarray, targets: np.ndarray) -> None:
+        """Say what makes figures too good, or tell nothing of a class."""
+        where, classes = self._where(pictures), self.identity()["classes"]
+        tell_of_absent_classes(where, targets[good], None if self._splits is None else self._splits[good], classes)
+        twins = [numbers for group in self._twins if len(numbers := [i for i in group if good[i]]) > 1]
+        warn_of_twins(where, pictures.ids, twins, targets, "labels", "so that one of them is wrong")
+        if self._splits is not None and (self._loaded == "split" or self._made_of(pictures)):
+            warn_of_twins(where, pictures.ids, twins, self._splits, "splits", "so that figures are too good")
+
+    def _made_of(self, pictures: Pictures) -> bool:
+        """Whether these are the pictures that the checkpoint was trained on."""
+        return self._saved is not None and self._saved.identity["source"].get("fingerprint") == pictures.fingerprint
 
     def _split(self, pictures: Pictures, targets: np.ndarray, classes: Sequence[str], wanted: str) -> np.ndarray | None:
         """The split of each picture; None if all are for evaluation."""
         h, saved = self.hparams, self._saved
-        made_of = saved is not None and saved.identity["source"].get("fingerprint") == pictures.fingerprint
-        if saved is not None and made_of:
-            names = ("val_fraction", "test_fraction", "split_seed")
-            other = [
-                f"data.{name} was {saved.settings[name]}"
-                for name in names
-                if saved.settings.get(name, h[name]) != h[name]
-            ]
-            if other:
-                rank_zero_warn(
-                    f"The checkpoint was trained on these pictures split in another way ({', '.join(other)}): pictures "
-                    "it was trained on may be among the test pictures"
-                )
-        elif saved is not None and wanted != "split":
-            if self._same and pictures.splits is None:
-                rank_zero_warn(
-                    f"The pictures of {pictures.name} have changed since the checkpoint was trained on them "
-                    f"({saved.identity['source'].get('pictures')} then, {len(pictures)} now): all are used, also those "
-                    "it was trained on, so figures are too good; name a folder of new pictures with data.path"
-                )
-            return pictures.splits
+        if saved is not None and self._made_of(pictures):
+            self._warn_of_another_split(pictures, saved)
+        elif saved is not None:
+            if self._same or wanted == "split":
+                self._warn_of_other_pictures(pictures, saved, wanted)
+            if wanted != "split":
+                return pictures.splits
         if pictures.splits is not None and not (pictures.splits == 0).any():
-            raise ZooError(f"data.path: {pictures.name} has no training pictures, only others; add them in train/")
-        return split_pictures(targets, classes, pictures.splits, h["val_fraction"], h["test_fraction"], h["split_seed"])
+            advice = "add them in train/" if h["labels"] is None else "give some rows the split train"
+            raise ZooError(f"{self._where(pictures)} has no training pictures, only others; {advice}")
+        return split_pictures(
+            targets,
+            classes,
+            pictures.splits,
+            h["val_fraction"],
+            h["test_fraction"],
+            h["split_seed"],
+            self._where(pictures),
+        )
+
+    def _warn_of_another_split(self, pictures: Pictures, saved: "_Saved") -> None:
+        given = () if pictures.splits is None else np.unique(pictures.splits)
+        fractions = [name for name, split in (("val_fraction", 1), ("test_fraction", 2)) if split not in given]
+        other = [
+            f"data.{name} was {saved.settings[name]}"
+            for name in (*fractions, *(["split_seed"] if fractions else []))
+            if saved.settings.get(name, self.hparams[name]) != self.hparams[name]
+        ]
+        if other:
+            rank_zero_warn(
+                f"The checkpoint was trained on these pictures split in another way ({', '.join(other)}): pictures it "
+                "was trained on may be among the test pictures"
+            )
+
+    def _warn_of_other_pictures(self, pictures: Pictures, saved: "_Saved", wanted: str) -> None:
+        source = saved.identity["source"]
+        counts = f"({source.get('pictures')} then, {len(pictures)} now)"
+        if not self._same:
+            rank_zero_warn(
+                f"{self._where(pictures)}: training goes on with other pictures than the checkpoint was trained on, "
+                f"which were {source.get('folder', source['name'])} {counts}"
+            )
+            return
+        if pictures.splits is not None:
+            effect = "those that were moved to another split since may be among the test pictures"
+        elif wanted == "split":
+            effect = "they are split anew, so that pictures it was trained on may be among the test pictures"
+        else:
+            effect = "all are used, also those it was trained on, so figures are too good"
+        rank_zero_warn(
+            f"The pictures of {pictures.name} have changed since the checkpoint was trained on them, or their labels "
+            f"have {counts}: {effect}; name a folder of new pictures with data.path"
+        )
 
     def _report(self, pictures: Pictures, good: np.ndarray) -> None:
         identity = self.identity()
@@ -360,7 +420,8 @@ class ImageDataModule(ZooDataModule):
             if self.trainer is not None and self.trainer.state.fn == "predict":
                 found += " (predict takes those of test; name another folder for all of it)"
         size = " x ".join(map(str, [identity["channels"], *identity["image_size"]]))
-        rank_zero_info(f"Pictures of {pictures.name}: {found}; {len(identity['classes']):,} classes; {size}")
+        by = "" if self.hparams["labels"] is None else f" as {self.hparams['labels']} has them"
+        rank_zero_info(f"Pictures of {pictures.name}{by}: {found}; {len(identity['classes']):,} classes; {size}")
 
     # ------------------------------------------------------------------ loaders
 
@@ -440,7 +501,7 @@ def _a_number_a_channel(numbers: Sequence[float], channels: int) -> tuple[float,
     return (float(sum(numbers) / len(numbers)),) * channels
 
 
-def _in_order(pictures: Pictures, classes: Sequence[str]) -> np.ndarray:
+def _in_order(pictures: Pictures, classes: Sequence[str], where: str) -> np.ndarray:
     """Targets as places in ``classes``, which may be a checkpoint's.
 
     Raises:
@@ -448,9 +509,15 @@ def _in_order(pictures: Pictures, classes: Sequence[str]) -> np.ndarray:
     """
     unknown = sorted(set(pictures.classes) - set(classes))
     if unknown:
+        refuse_look_alikes(
+            [*unknown, *classes],
+            f"{where}: classes here and in the checkpoint",
+            CheckpointMismatchError,
+            "rename those here as they are in the checkpoint",
+        )
         raise CheckpointMismatchError(
-            f"data.path: {pictures.name} has the classes {listed(unknown)}, which the checkpoint doesn't know (it "
-            f"knows {listed(classes)}); rename or take them out, or to train on them leave data.from_checkpoint out"
+            f"{where} has the classes {listed(unknown)}, which the checkpoint doesn't know (it knows "
+            f"{listed(classes)}); rename or take them out, or to train on them leave data.from_checkpoint out"
         )
     place = {name: i for i, name in enumerate(classes)}
     return np.array([place[name] for name in pictures.classes], dtype=np.int64)[pictures.targets]
@@ -458,12 +525,12 @@ def _in_order(pictures: Pictures, classes: Sequence[str]) -> np.ndarray:
 
 def _refuse_untrained(where: str, classes: Sequence[str], counts: Sequence[int]) -> None:
     if len(classes) < 2:
-        raise ZooError(f"data.path: {where} has one class, {listed(classes)}; give pictures of at least 2")
+        raise ZooError(f"{where} has one class, {listed(classes)}; give pictures of at least 2")
     missing = [name for name, count in zip(classes, counts, strict=True) if not count]
     if missing:
         raise ZooError(
-            f"data.path: {where} has no training pictures of the classes {listed(missing)}; add some, or leave these "
-            "classes out of the other splits"
+            f"{where} has no training pictures of the classes {listed(missing)}; add some, or leave these classes out "
+            "of the other splits"
         )
 
 

@@ -759,7 +759,7 @@ def test_the_order_of_a_csv_file_does_not_matter(folder):
     [
         (None, r"can't be read (there is no such file); check the path"),
         ("", "is no readable CSV"),
-        ("file,label\nx,y\n", "has no column 'path'; give it a row a picture with the columns path, label"),
+        ("file,label\nx,y\n", "has no column 'path' (it has 'file', 'label'); give it a row a picture with the"),
         ("a,b\n", "has no column 'path', 'label'"),
         ("path,label\n", "has no rows; give it"),
         ("path,label\nant/000.png,\nant/001.png, \n", "column 'label' has '' in row 1, 2 below the header; it may not"),
