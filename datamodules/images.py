@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -123,6 +123,11 @@ class ImageDataModule(ZooDataModule):
         ZooError: for an argument out of range, here; for pictures that can't be fetched, found, read or split, in
             ``prepare_data`` and ``setup``.
     """
+
+    kept_settings: ClassVar[tuple[str, ...]] = (
+        *ZooDataModule.kept_settings,
+        *("hflip", "crop_scale", "shift", "rotate", "zoom", "auto_augment", "random_erasing"),
+    )
 
     def __init__(
         self,
@@ -474,7 +479,7 @@ class ImageDataModule(ZooDataModule):
                 f"There are {len(sampler)} training pictures, fewer than a batch of {self.batch_size}; each batch has "
                 f"{options['batch_size']}"
             )
-        return ResumableLoader(rows, sampler, drop_last=True, **options)
+        return self._training_loader(rows, sampler, drop_last=True, **options)
 
     def val_dataloader(self) -> DataLoader[dict[str, Any]]:
         return DataLoader(self._of_split(1), **self._options())

@@ -185,10 +185,9 @@ class ZooCLI(LightningCLI):
         elif not loggers:  # Lightning's own choice, at its own place
             run = newest.parent.parent
             place = {"save_dir": str(run.parent.parent), "name": run.parent.name, "version": run.name}
-            config.trainer.logger = Namespace(
-                class_path=f"{TensorBoardLogger.__module__}.{TensorBoardLogger.__qualname__}",
-                init_args=Namespace(**place),
-            )
+            where = Namespace(**place)  # type: ignore[no-untyped-call]
+            board = Namespace(class_path=class_path(TensorBoardLogger), init_args=where)  # type: ignore[no-untyped-call]
+            config.trainer.logger = board
         elif newest.parent.parent.parent == _runs_of(loggers[0]):  # the others begin a new version
             loggers[0].init_args.version = newest.parent.parent.name
             _keep_table(newest.parent.parent / "metrics.csv", loggers[0].class_path)
