@@ -107,7 +107,8 @@ def check(runs, arguments, steps, which):
 @pytest.mark.parametrize("config", EXAMPLES)
 def test_a_run_goes_on_to_the_same_weights(config, way, runs, small):
     arguments, steps = WAYS[way]
-    check(runs, (*small(config), *EPOCH, *arguments), steps, which=(0, -1))
+    # from the first validation, in the midst of an epoch; where steps are cheap, from the last one as well
+    check(runs, (*small(config), *EPOCH, *arguments), steps, which=(0, -1) if config.startswith("graph") else (0,))
 
 
 @pytest.mark.parametrize(("number", "config"), list(enumerate(NAMES)))
