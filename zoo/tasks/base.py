@@ -466,11 +466,9 @@ class ZooTask(pl.LightningModule, ABC):
         if self._told:  # a finder sets the optimizer up again
             return
         self._told = True
-        callbacks: list[pl.Callback] = getattr(self.trainer, "callbacks", [])
-        finders = [c for c in callbacks if isinstance(c, (BatchSizeFinder, LearningRateFinder))]
-        if self._is_loaded and self.trainer.state.fn == "fit" and finders:
+        if self._is_loaded and self.trainer.state.fn == "fit" and self._finders:
             raise ZooError(
-                f"trainer.callbacks: got {type(finders[0]).__name__} beside --ckpt_path; it belongs to the beginning "
+                f"trainer.callbacks: got {type(self._finders[0]).__name__} beside --ckpt_path; it belongs to the beginning "
                 "of a run, so take it out to go on with one"
             )
         if self._started_from is not None:
@@ -479,6 +477,11 @@ class ZooTask(pl.LightningModule, ABC):
             sizes = [(p.numel(), p.requires_grad) for p in self.network.parameters()]
             trained = sum(n for n, is_trained in sizes if is_trained)
             rank_zero_info(f"LoRA: {trained:,} of {sum(n for n, _ in sizes):,} parameters are trained")
+
+    @property
+    def _finders(self) -> list[pl.Callback]:
+        callbacks: list[pl.Callback] = getattr(self.trainer, "callbacks", [])
+        return [c for c in callbacks if isinstance(c, (BatchSizeFinder, LearningRateFinder))]
 
     def on_fit_start(self) -> None:
         average_no_indices(self.trainer)
@@ -640,7 +643,8 @@ class ZooTask(pl.LightningModule, ABC):
         self._is_loaded = True
         self.fates = _fates_of(claim)
         if fitting:
-            self._check_kept(claim)
+            if not self._finders:  # which go back to where they began, with what they found
+                self._check_kept(claim)
             self._tell_changed(claim)
             self._gathered = dict(checkpoint.get(GRADIENTS, {}))
         if not self.is_built:
