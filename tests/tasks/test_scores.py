@@ -54,7 +54,7 @@ def table():
     return frame.assign(**{name: make(z) for name, make in NUMBERS.items()})
 
 
-def data_of(label, rows=lambda held_out: held_out, batch_size=16):
+def data_of(label, rows=lambda held_out: held_out, batch_size=16, problem="auto"):
     """The table with these of its last rows for validation and test."""
     frame = table()
     held_out = rows(frame[TRAIN:])
@@ -69,6 +69,7 @@ def data_of(label, rows=lambda held_out: held_out, batch_size=16):
         split_column="split",
         id_column="row",
         batch_size=batch_size,
+        problem=problem,
     )
     return data, held_out.set_axis([f"t{i}" for i in held_out.index])[labels]
 
@@ -206,6 +207,17 @@ def test_scores_do_not_depend_on_the_batches(label, task_of):
     # a batch of another size goes through other kernels
     assert one == pytest.approx(all_rows, rel=2e-6)
     assert seven == pytest.approx(all_rows, rel=2e-6)
+
+
+def test_one_label_alone_is_scored_like_several():
+    pl.seed_everything(0)
+    task, data = GraphPredictionTask(**TINY), data_of(["one"], problem="multilabel")[0]
+    pl.Trainer(**SILENT, max_steps=20, limit_val_batches=1).fit(task, data)
+    scores, outputs = measured(task, data)
+    file, truth = pd.read_csv("predictions.csv", index_col="id", keep_default_na=False), data_of(["one"])[1]
+    expected = expected_of_classes("multilabel", ["one"], truth, file)
+    expected["loss"] = float(loss_of_classes("multilabel", ["one"], truth, outputs))
+    assert scores == pytest.approx(expected, rel=2e-6, abs=1e-6)
 
 
 def test_a_weighted_loss_is_one_mean_over_the_split(task_of):

@@ -48,7 +48,7 @@ def metrics_for(problem: str, names: Sequence[str], prefix: str, unit: float = 1
     accuracy: dict[str, Any] = {
         "binary": BinaryAccuracy,
         "multiclass": lambda: MulticlassAccuracy(len(names), average="micro"),
-        "multilabel": lambda: MultilabelAccuracy(len(names)),
+        "multilabel": lambda: MultilabelAccuracy(len(names), validate_args=False),  # it refuses one label alone
     }
     metrics = {
         "loss": MeanLoss(),

@@ -226,7 +226,8 @@ class LanguageModelTask(ScoredTask):
         logits, targets = full_precision(self(batch[:, :-1])), batch[:, 1:]
         nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").sum()
         n_bytes = self.bytes_of_token[targets].sum()
-        self.score(split, nats=nats, n_tokens=torch.ones_like(targets).sum(), n_bytes=n_bytes)
+        n_tokens = torch.ones_like(targets).sum()
+        self.score(split, shown="bits_per_byte", nats=nats, n_tokens=n_tokens, n_bytes=n_bytes)
 
     def predict_step(self, batch: Sequence[str], batch_idx: int) -> list[dict[str, str]]:
         """A continuation for each prompt."""

@@ -245,7 +245,7 @@ class MeanF1(MultilabelF1Score):
     reason = ""
 
     def __init__(self, kind: Kind, names: Sequence[str]) -> None:
-        super().__init__(len(names), average="none")
+        super().__init__(len(names), average="none", validate_args=False)  # it refuses one label alone
         self.kind, self.names = kind, names
 
     def update(self, preds: Tensor, target: Tensor) -> None:
@@ -256,14 +256,15 @@ class MeanF1(MultilabelF1Score):
 
     def compute(self) -> Tensor:
         first = 1 if self.kind == "binary" else 0
-        each = list(zip(self.names, super().compute(), self._rows(), strict=True))[first:]
+        figures = super().compute().cpu().reshape(-1)
+        each = list(zip(self.names, figures, self._rows(), strict=True))[first:]
         self.reason = _lacking(self.kind, self.names, [name for name, _, rows in each if not rows])
         return _mean([value for _, value, rows in each if rows]).float().to(self.device)
 
-    def _rows(self) -> Tensor:
+    def _rows(self) -> list[int]:
         """How many rows are of each class or were taken for it."""
         tp, fp, _, fn = self._final_state()
-        return tp + fp + fn
+        return [int(n) for n in (tp + fp + fn).reshape(-1).tolist()]
 
 
 # ---------------------------------------------------------------------- figures of numbers
@@ -339,12 +340,18 @@ class ScoredTask(ZooTask):
         super().setup(stage)
         self._said: set[str] = set()
 
-    def score(self, split: str, **rows: Tensor) -> None:
-        """Update a split's metrics with a batch, each with those of the arguments it takes, and log them."""
+    def score(self, split: str, shown: str = "loss", **rows: Tensor) -> None:
+        """Update a split's metrics with a batch, each with those of the arguments it takes, and log them.
+
+        Args:
+            split: val or test.
+            shown: the figure in the progress bar.
+            rows: what the metrics' ``update`` take, by name.
+        """
         scores = cast(MetricCollection, self.scores[split])
         scores.update(**rows)
         for name, metric in scores.items(keep_base=False, copy_state=False):
-            self.log(name, metric, prog_bar=name in (f"{split}/loss", f"{split}/bits_per_byte"))
+            self.log(name, metric, prog_bar=name == f"{split}/{shown}")
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
