@@ -416,3 +416,18 @@ def test_macro_f1_of_pictures_leaves_out_classes_that_are_neither_there_nor_read
     )
     assert float(scores.compute()["test/f1"]) == pytest.approx(2 / 3)
     assert scores["f1"].reason == "no row of 'cow'"
+
+
+def test_what_is_said_of_a_score_is_not_said_again_in_other_words(said):
+    data, _ = data_of("multi", only("multi", "low", "high"))
+
+    class Turn(pl.Callback):
+        """Lets the network see the absent class at the second validation, and then no more."""
+
+        def on_validation_start(self, trainer, pl_module):
+            with torch.no_grad():
+                pl_module.network.readout_bias[2] = 50.0 if trainer.current_epoch == 1 else -50.0
+
+    task = GraphPredictionTask(**TINY)
+    pl.Trainer(**SILENT, max_epochs=3, num_sanity_val_steps=0, callbacks=[Turn()]).fit(task, data)
+    assert [line.partition(":")[0] for line in said] == ["val/auroc, val/average_precision, val/f1"]

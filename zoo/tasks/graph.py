@@ -75,7 +75,7 @@ class GraphPredictionTask(ScoredTask):
     What is predicted (binary, multiclass, multilabel or regression), its classes, the graph and the scaling of the
     measurements come from the data's identity. Logs ``train/loss``, and for the held-out splits the loss and accuracy,
     F1, AUROC, average precision and calibration error (classes), or mean absolute error and R2 (numbers, in the
-    target's own units).
+    target's own units). Means over classes leave out those a figure isn't defined for, and a line says which.
 
     Args:
         embed_dim: width of a node's token.

@@ -338,7 +338,7 @@ class ScoredTask(ZooTask):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     def score(self, split: str, shown: str = "loss", **rows: Tensor) -> None:
         """Update a split's metrics with a batch, each with those of the arguments it takes, and log them.
@@ -365,29 +365,20 @@ class ScoredTask(ZooTask):
         """Say what isn't defined, or only for some classes."""
         if self.trainer.sanity_checking:
             return
-        undefined: dict[str, list[str]] = {}
-        partial: dict[str, list[str]] = {}
+        found: dict[tuple[str, str], list[str]] = {}
         scores = cast(MetricCollection, self.scores[split])
         for name, metric in scores.items(keep_base=False, copy_state=False):
-            value = metric.compute()  # kept, so that logging it computes nothing anew
-            reason = getattr(metric, "reason", "")
-            if value.isnan():
-                undefined.setdefault(reason, []).append(name)
-            elif reason:
-                partial.setdefault(reason, []).append(name)
-        lines = {
-            f"{', '.join(names)}: NaN, as the {split} split has {reason}{self._monitors(names)}"
-            for reason, names in undefined.items()
-        }
-        for line in lines - self._said:
-            rank_zero_warn(line, stacklevel=6)  # as if Lightning had said it, without a line of code
-        notes = {
-            f"{', '.join(names)}: without some classes, as the {split} split has {reason}"
-            for reason, names in partial.items()
-        }
-        for line in notes - self._said:
-            rank_zero_info(line)
-        self._said |= lines | notes
+            undefined = bool(metric.compute().isnan())  # kept, so that logging it computes nothing anew
+            what, reason = "NaN" if undefined else "without some classes", getattr(metric, "reason", "")
+            if (undefined or reason) and (name, what) not in self._said:
+                self._said.add((name, what))
+                found.setdefault((what, reason), []).append(name)
+        for (what, reason), names in found.items():
+            line = f"{', '.join(names)}: {what}, as the {split} split has {reason}"
+            if what == "NaN":
+                rank_zero_warn(f"{line}{self._monitors(names)}", stacklevel=6)  # of Lightning's: shows no line of code
+            else:
+                rank_zero_info(line)
 
     def _monitors(self, names: Sequence[str]) -> str:
         """What becomes of callbacks that watch a figure without a value."""
