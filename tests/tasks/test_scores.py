@@ -24,7 +24,7 @@ from datamodules.tables import GraphTableDataModule
 from zoo.callbacks import PredictionWriter
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask
 from zoo.tasks.language import BitsPerByte, CrossEntropy, Perplexity
-from zoo.tasks.scores import AccuracyOfBest, MeanLoss, as_written, best
+from zoo.tasks.scores import AccuracyOfBest, CalibrationError, MeanLoss, as_written, best
 from zoo.tasks.vision import metrics_for as picture_metrics
 
 TINY = {"embed_dim": 8, "num_heads": 2, "n_layers": 2, "dropout": 0.0, "lr": 1e-2}
@@ -431,3 +431,13 @@ def test_what_is_said_of_a_score_is_not_said_again_in_other_words(said):
     task = GraphPredictionTask(**TINY)
     pl.Trainer(**SILENT, max_epochs=3, num_sanity_val_steps=0, callbacks=[Turn()]).fit(task, data)
     assert [line.partition(":")[0] for line in said] == ["val/auroc, val/average_precision, val/f1"]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_probability_of_one_is_in_the_last_bin_with_its_neighbours(classes):
+    metric = CalibrationError()
+    if classes == 2:
+        metric.update(torch.tensor([1.0, 0.95]), torch.tensor([0, 1]))
+    else:
+        metric.update(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.95, 0.05]]), torch.tensor([1, 1]))
+    assert float(metric.compute()) == pytest.approx(0.975 - 0.5)
