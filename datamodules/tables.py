@@ -32,7 +32,11 @@ from zoo.shelf import find_checkpoint
 
 
 class TableRows(Dataset[dict[str, Any]]):
-    """Rows of a table: {"values": (n_inputs,), "id": name}, and "target" if it is known."""
+    """Rows of a table: {"values": (n_inputs,), "id": name}, and "target" if it is known.
+
+    A target in float64 is given in float32, and beside it whole, as "exact": the same bits taken for an int64, since
+    Lightning rounds every number of a batch to the run's precision, and a score has to be of the number itself.
+    """
 
     def __init__(self, values: Tensor, target: Tensor | None, ids: Sequence[str]) -> None:
         self.values, self.target, self.ids = values, target, ids
@@ -42,7 +46,12 @@ class TableRows(Dataset[dict[str, Any]]):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         item: dict[str, Any] = {"values": self.values[row], "id": self.ids[row]}
-        return item if self.target is None else item | {"target": self.target[row]}
+        if self.target is None:
+            return item
+        target = self.target[row]
+        if target.dtype == torch.float64:
+            return item | {"target": target.float(), "exact": target.view(torch.int64)}
+        return item | {"target": target}
 
     def only(self, rows: np.ndarray) -> "TableRows":
         chosen = torch.from_numpy(rows)
@@ -58,7 +67,8 @@ class GraphTableDataModule(ZooDataModule):
 
     Batches are dicts: "values" (B, inputs) in float32, in the order of the graph's input nodes, standardised, NaN where
     nothing was measured; "target" (B,) in float32 for binary (0, 1) and regression (standardised), (B,) in int64 for
-    multiclass, (B, labels) in float32 for multilabel; "id", a list of B texts. For predict there is no target.
+    multiclass, (B, labels) in float32 for multilabel; "id", a list of B texts. For regression also "exact" (B,), the
+    target in float64 as int64 of the same bits. For predict there is no target.
 
     Args:
         features: .csv, .tsv, .parquet or .h5ad file (or DataFrame) with a row a sample, or pbmc68k_reduced. Left out:
@@ -235,7 +245,8 @@ class GraphTableDataModule(ZooDataModule):
                 target = (target - unit["target_mean"]) / unit["target_std"]
                 if np.abs(target).max() > np.finfo(np.float32).max:
                     raise ZooError("data.label: the numbers are too large for float32; give them in a larger unit")
-            rows.target = torch.from_numpy(target.astype(np.int64 if labels.problem == "multiclass" else np.float32))
+            dtypes: dict[str, Any] = {"multiclass": np.int64, "regression": np.float64}
+            rows.target = torch.from_numpy(target.astype(dtypes.get(labels.problem, np.float32)))
         if saved is not None:
             self._identity = saved.with_source(source)
         elif labels is not None:  # as always without a checkpoint

@@ -118,6 +118,22 @@ def test_regression_is_scored_and_predicted_in_the_targets_own_units():
     assert [row["prediction"] for row in rows] == pytest.approx(guess.tolist(), rel=1e-4)
 
 
+def test_small_probabilities_keep_their_digits():
+    task = built("binary")
+    p = task.probabilities(torch.tensor([[-20.0], [20.0], [60.0]]))
+    torch.testing.assert_close(
+        p[:, 0].double(), torch.tensor([20.0, -20.0, -60.0]).double().sigmoid(), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        p[:, 1].double(), torch.tensor([-20.0, 20.0, 60.0]).double().sigmoid(), rtol=1e-6, atol=0
+    )
+
+
+def test_a_label_is_predicted_above_a_half_as_it_is_scored():
+    task = built("multilabel")
+    assert task.decided(torch.tensor([[0.5, 0.50001], [0.49, 1.0]])).tolist() == [[0, 1], [0, 1]]
+
+
 def test_predictions_carry_ids_and_a_probability_for_each_class_by_name(saved):
     _, task, data = saved
     rows = [row for batch in pl.Trainer(**SILENT).predict(task, data) for row in batch]
@@ -164,10 +180,37 @@ def test_balanced_weights_give_every_class_the_same_total():
     assert sum(totals) == pytest.approx(sum(counts.values()))
 
 
-def test_given_weights_enter_the_loss_in_the_order_of_the_classes():
-    task = built("multiclass", class_weights=[0.0, 0.0, 2.0])
+@pytest.mark.parametrize("factor", [1.0, 7.0, 1e300])
+def test_given_weights_have_a_mean_of_one_over_the_training_rows_in_the_order_of_the_classes(factor):
+    task = built("multiclass", class_weights=[0.0, 1.0 * factor, 2.0 * factor])
+    counts = torch.tensor([task.data_identity["source"]["class_counts"][name] for name in task.names])
+    weight = task.loss_weight
+    assert float((weight * counts).sum() / counts.sum()) == pytest.approx(1.0)
+    assert float(weight[0]) == 0
+    assert float(weight[2] / weight[1]) == pytest.approx(2.0)
     z, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 2])
-    assert task.loss(z, y) == pytest.approx(float(F.cross_entropy(z[2:], y[2:])), rel=1e-5)
+    each = F.cross_entropy(z, y, reduction="none")
+    assert float(task.loss(z, y)) == pytest.approx(float((weight[y] * each).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("problem", ["binary", "multiclass"])
+def test_a_row_weighs_the_same_in_training_whatever_batch_it_comes_in(problem):
+    task = built(problem, class_weights="balanced")
+    z = torch.randn(8, 1 if problem == "binary" else 3)
+    y = torch.arange(8) % (2 if problem == "binary" else 3)
+    y = y.float() if problem == "binary" else y
+    alone = torch.stack([task.loss(z[i : i + 1], y[i : i + 1]) for i in range(8)])
+    torch.testing.assert_close(alone.mean(), task.loss(z, y))
+    torch.testing.assert_close(alone, built(problem).losses(z, y)[0] * task.loss_weight[y.long()])
+
+
+def test_a_batch_of_rows_that_weigh_nothing_has_no_loss():
+    task = built("multiclass", class_weights=[1.0, 1.0, 0.0])
+    z = torch.randn(3, 3, requires_grad=True)
+    loss = task.loss(z, torch.tensor([2, 2, 2]))
+    loss.backward()
+    assert float(loss) == 0
+    assert not z.grad.any()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +218,9 @@ def test_given_weights_enter_the_loss_in_the_order_of_the_classes():
     [
         ("multiclass", [1.0], r"got \[1.0\] for the classes high, low, mid; give none, balanced or 3 numbers"),
         ("multiclass", [1.0, 1.0, -1.0], "numbers of at least 0"),
+        ("multiclass", [1.0, 1.0, math.nan], "numbers of at least 0"),
+        ("multiclass", [1.0, 1.0, math.inf], "numbers of at least 0"),
+        ("multiclass", [0.0, 0.0, 0.0], "one of them above"),
         ("regression", "balanced", "for a regression problem; they need classes"),
     ],
 )

@@ -594,8 +594,8 @@ def test_predictions_have_path_and_five_classes_from_the_likeliest_down(trained)
     for row, p in zip(rows, logits.softmax(-1), strict=True):
         shown = [row[f"probability{s}"] for s in suffixes]
         assert shown == sorted(shown, reverse=True)
-        # rounded to six places
-        assert shown == pytest.approx([float(p[task.classes.index(row[f"class{s}"])]) for s in suffixes], abs=1e-6)
+        # other batches, other kernels
+        assert shown == pytest.approx([float(p[task.classes.index(row[f"class{s}"])]) for s in suffixes], rel=1e-5)
         assert row["class"] == task.classes[p.argmax()]
         assert len({row[f"class{s}"] for s in suffixes}) == 5
 
@@ -618,14 +618,15 @@ def test_the_command_line_predicts_a_folder_without_labels_from_a_checkpoint_alo
 
 
 def test_a_first_batch_without_a_mistake_leaves_the_figures_apart():
-    scores = metrics_for(10, "test/")
+    scores = metrics_for([str(i) for i in range(10)], "test/")
     target = torch.arange(10)
     right = torch.eye(10) * 0.9 + 0.01
-    scores.update(right, target)
     swapped = right.clone()
     swapped[[0, 1]] = right[[1, 0]]  # two of ten wrong, but among the best five
     swapped[0, 0] = swapped[1, 1] = 0.05
-    scores.update(swapped, target)
+    for p in (right, swapped):
+        losses = F.nll_loss(p.log(), target, reduction="none")
+        scores.update(losses=losses, weights=torch.ones(10), preds=p.argmax(-1), probabilities=p, target=target)
     found = {name: float(value) for name, value in scores.compute().items()}
     assert found["test/accuracy"] == pytest.approx(18 / 20)
     assert found["test/accuracy_top5"] == pytest.approx(1.0)

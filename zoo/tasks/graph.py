@@ -1,75 +1,81 @@
 """The graph family's task."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MeanAbsoluteError, MetricCollection, R2Score
-from torchmetrics.classification import (
-    BinaryAccuracy,
-    BinaryAUROC,
-    BinaryAveragePrecision,
-    BinaryCalibrationError,
-    BinaryF1Score,
-    MulticlassAccuracy,
-    MulticlassAUROC,
-    MulticlassAveragePrecision,
-    MulticlassCalibrationError,
-    MulticlassF1Score,
-    MultilabelAccuracy,
-    MultilabelAUROC,
-    MultilabelAveragePrecision,
-    MultilabelF1Score,
-)
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MultilabelAccuracy
 
 from zoo.errors import ZooError
 from zoo.graph import AdjacencySpec
 from zoo.models.graph_tokens import GraphTokenModel
-from zoo.tasks.base import ZooTask, layer_depths
+from zoo.tasks.base import layer_depths
 from zoo.tasks.pretrained import Pretrained
+from zoo.tasks.scores import (
+    AUROC,
+    R2,
+    AveragePrecision,
+    CalibrationError,
+    MeanAbsoluteError,
+    MeanF1,
+    MeanLoss,
+    MeanSquaredError,
+    ScoredTask,
+    as_written,
+    full_precision,
+)
 from zoo.transfer import Fate, adapt_table
 
 
-def metrics_for(problem: str, n: int, prefix: str) -> MetricCollection:
-    """The figures of a problem with ``n`` classes or targets; macro averages where there are several."""
+def metrics_for(problem: str, names: Sequence[str], prefix: str, unit: float = 1.0) -> MetricCollection:
+    """The figures of a problem with these classes, labels or targets; means over classes where there are several.
+
+    Args:
+        problem: binary, multiclass, multilabel or regression.
+        names: of its classes, labels or target.
+        prefix: what the figures' names begin with.
+        unit: what one of a regression's standardised numbers is in the target's units.
+    """
     metrics: dict[str, Any]
-    if problem == "binary":
-        metrics = {
-            "accuracy": BinaryAccuracy(),
-            "f1": BinaryF1Score(),
-            "auroc": BinaryAUROC(),
-            "average_precision": BinaryAveragePrecision(),
-            "calibration_error": BinaryCalibrationError(),
-        }
-    elif problem == "multiclass":
-        metrics = {
-            "accuracy": MulticlassAccuracy(n, average="micro"),
-            "f1": MulticlassF1Score(n, average="macro"),
-            "auroc": MulticlassAUROC(n),
-            "average_precision": MulticlassAveragePrecision(n),
-            "calibration_error": MulticlassCalibrationError(n),
-        }
-    elif problem == "multilabel":
-        metrics = {
-            "accuracy": MultilabelAccuracy(n),
-            "f1": MultilabelF1Score(n),
-            "auroc": MultilabelAUROC(n),
-            "average_precision": MultilabelAveragePrecision(n),
-        }
-    else:
-        metrics = {"mae": MeanAbsoluteError(), "r2": R2Score()}
-    return MetricCollection(metrics, prefix=prefix)
+    if problem == "regression":
+        metrics = {"loss": MeanSquaredError(), "mae": MeanAbsoluteError(unit), "r2": R2()}
+        return MetricCollection(metrics, prefix=prefix, compute_groups=[list(metrics)])  # the rows are kept once
+    kind: Any = problem
+    accuracy: dict[str, Any] = {
+        "binary": BinaryAccuracy,
+        "multiclass": lambda: MulticlassAccuracy(len(names), average="micro"),
+        "multilabel": lambda: MultilabelAccuracy(len(names), validate_args=False),  # it refuses one label alone
+    }
+    metrics = {
+        "loss": MeanLoss(),
+        "accuracy": accuracy[problem](),
+        "f1": MeanF1(kind, names),
+        "auroc": AUROC(kind, names),
+        "average_precision": AveragePrecision(kind, names),
+    }
+    if problem != "multilabel":
+        metrics["calibration_error"] = CalibrationError()
+    alone = [[name] for name in metrics if name not in ("auroc", "average_precision")]
+    return MetricCollection(metrics, prefix=prefix, compute_groups=[["auroc", "average_precision"], *alone])
 
 
-class GraphPredictionTask(ZooTask):
+def _are_weights(chosen: str | Sequence[float], n: int) -> bool:
+    if isinstance(chosen, str) or len(chosen) != n:
+        return False
+    return all(0 <= weight < math.inf for weight in chosen) and any(chosen)
+
+
+class GraphPredictionTask(ScoredTask):
     """Predict a label or a number from measurements at the nodes of a named graph.
 
     What is predicted (binary, multiclass, multilabel or regression), its classes, the graph and the scaling of the
     measurements come from the data's identity. Logs ``train/loss``, and for the held-out splits the loss and accuracy,
     F1, AUROC, average precision and calibration error (classes), or mean absolute error and R2 (numbers, in the
-    target's own units).
+    target's own units). Means over classes leave out those a figure isn't defined for, and a line says which.
 
     Args:
         embed_dim: width of a node's token.
@@ -81,7 +87,10 @@ class GraphPredictionTask(ZooTask):
         on_unseen_inputs: inputs too far from an output to be seen: error, or allow them to have no effect.
         chunk_size: edges to gather at once; left out, all. Same numbers, less memory.
         class_weights: weigh the loss of each class: none, balanced (by the inverse of its share of the training rows),
-            or a list in the order of the classes.
+            or a list in the order of the classes. Either is scaled to a mean of one over the training rows, and a
+            step's loss is the mean of loss x weight over its rows: divided by the batch's own weights instead, a row's
+            share would depend on the rows it came with, and a batch of one would have none. A held-out split's loss
+            is one weighted mean over all its rows.
         renamed: for on_mismatch adapt: names of nodes, classes and targets here, with what the pretrained model called
             them.
         lr: AdamW's learning rate at its height.
@@ -94,7 +103,7 @@ class GraphPredictionTask(ZooTask):
 
     network: GraphTokenModel
     network_settings: ClassVar[tuple[str, ...]] = ("embed_dim", "num_heads", "n_layers", "d_ff", "readout")
-    free_settings: ClassVar[tuple[str, ...]] = (*ZooTask.free_settings, "on_unseen_inputs", "chunk_size")
+    free_settings: ClassVar[tuple[str, ...]] = (*ScoredTask.free_settings, "on_unseen_inputs", "chunk_size")
     mismatch_advice = (
         "To use the checkpoint's graph, classes and scaling, set data.from_checkpoint to the checkpoint file; to train "
         "on these anew, leave --ckpt_path out"
@@ -148,10 +157,10 @@ class GraphPredictionTask(ZooTask):
             on_unseen_inputs=h["on_unseen_inputs"],
             chunk_size=h["chunk_size"],
         )
-        self.register_buffer("loss_weight", self._loss_weight(identity), persistent=False)
-        n = len(self.names)
+        self.loss_weight = self._loss_weight(identity)  # no buffer, which would follow the model into half precision
+        unit = float(identity.get("target_std", 1.0))
         self.scores = torch.nn.ModuleDict(
-            {split: metrics_for(self.problem, n, f"{split}/") for split in ("val", "test")}
+            {split: metrics_for(self.problem, self.names, f"{split}/", unit) for split in ("val", "test")}
         )
 
     def depths(self) -> dict[str, int]:
@@ -171,25 +180,26 @@ class GraphPredictionTask(ZooTask):
             self.hparams["renamed"] or {},
         )
 
-    def _loss_weight(self, identity: Mapping[str, Any]) -> Tensor:
-        """A weight a class, of mean one over the training rows if balanced."""
+    def _loss_weight(self, identity: Mapping[str, Any]) -> Tensor | None:
+        """A weight a class, of mean one over the training rows; None if they are all one."""
         chosen = self.hparams["class_weights"]
         n = len(self.names)
-        if self.problem not in ("binary", "multiclass"):
-            if chosen != "none":
-                raise ZooError(f"model.class_weights: got {chosen!r} for a {self.problem} problem; they need classes")
-            return torch.ones(1)
         if chosen == "none":
-            return torch.ones(n)
+            return None
+        if self.problem not in ("binary", "multiclass"):
+            raise ZooError(f"model.class_weights: got {chosen!r} for a {self.problem} problem; they need classes")
+        counts = torch.tensor([identity["source"]["class_counts"][name] for name in self.names], dtype=torch.float64)
         if chosen == "balanced":
-            counts = torch.tensor([float(identity["source"]["class_counts"][name]) for name in self.names])
-            return counts.sum() / (n * counts)
-        if isinstance(chosen, str) or len(chosen) != n or min(chosen) < 0 or not sum(chosen):
+            weights = 1 / counts
+        elif not _are_weights(chosen, n):
             raise ZooError(
                 f"model.class_weights: got {chosen!r} for the classes {', '.join(self.names)}; give none, balanced or "
                 f"{n} numbers of at least 0, one of them above, in this order"
             )
-        return torch.tensor([float(weight) for weight in chosen])
+        else:
+            weights = torch.tensor([float(weight) for weight in chosen], dtype=torch.float64)
+        weights = weights / weights.max()  # so that no product is infinite
+        return (weights * counts.sum() / (weights * counts).sum()).float()
 
     def forward(self, values: Tensor) -> Tensor:
         """Logits, or standardised numbers: values (B, inputs) -> (B, outputs)."""
@@ -198,21 +208,22 @@ class GraphPredictionTask(ZooTask):
             raise TypeError("the network returned edge weights that nobody asked for")
         return y
 
-    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Mean loss over a batch: outputs (B, n) and targets as the data module gives them."""
-        if self.problem == "regression":
-            return F.mse_loss(outputs.squeeze(-1), target)
-        if self.problem == "multilabel":
-            return F.binary_cross_entropy_with_logits(outputs, target)
+    def losses(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each row and its weight: outputs (B, n) and targets -> twice (B,), or (B, labels)."""
         if self.problem == "multiclass":
-            return F.cross_entropy(outputs, target, weight=self.loss_weight)
-        weight = self.loss_weight[target.long()]
-        return (
-            F.binary_cross_entropy_with_logits(outputs.squeeze(-1), target, weight=weight, reduction="sum")
-            / weight.sum()
-        )
+            losses = F.cross_entropy(outputs, target, reduction="none")
+        else:
+            of_pair = F.mse_loss if self.problem == "regression" else F.binary_cross_entropy_with_logits
+            outputs = outputs if self.problem == "multilabel" else outputs.squeeze(-1)
+            losses = of_pair(outputs, target.to(outputs.dtype), reduction="none")
+        if self.loss_weight is None:
+            return losses, torch.ones_like(losses)
+        return losses, self.loss_weight.to(losses.device)[target.long()]
 
-    loss_weight: Tensor
+    def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """The mean over a batch of loss x weight: outputs (B, n) and targets as the data module gives them."""
+        losses, weights = self.losses(full_precision(outputs), target)
+        return (losses * weights).mean()
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
         loss = self.loss(self(batch["values"]), batch["target"])
@@ -226,44 +237,54 @@ class GraphPredictionTask(ZooTask):
         self._evaluate(batch, "test")
 
     def _evaluate(self, batch: Mapping[str, Any], split: str) -> None:
-        outputs, target = self(batch["values"]), batch["target"]
-        self.log(f"{split}/loss", self.loss(outputs, target), prog_bar=True, batch_size=len(target), sync_dist=True)
-        scores = cast(MetricCollection, self.scores[split])
-        predicted = self.probabilities(outputs)
+        outputs, target = full_precision(self(batch["values"])), batch["target"]
         if self.problem == "regression":
-            predicted, target = predicted.squeeze(-1), self.in_units(target)
-        elif self.problem == "binary":
-            predicted = predicted[:, 1]
-        scores.update(predicted, target if self.problem == "regression" else target.long())
-        self.log_dict(scores, batch_size=len(target))
+            self.score(split, predicted=outputs.squeeze(-1), exact=batch.get("exact", target))
+            return
+        losses, weights = self.losses(outputs, target)
+        probabilities = self.probabilities(outputs)
+        self.score(
+            split,
+            losses=losses,
+            weights=weights,
+            preds=self.decided(probabilities),
+            probabilities=probabilities[:, 1] if self.problem == "binary" else probabilities,
+            target=target.long(),
+        )
 
     def probabilities(self, outputs: Tensor) -> Tensor:
-        """Of outputs (B, n): a probability a class or target, (B, names); for regression the numbers in their units."""
+        """Of outputs (B, n): a probability a class or label, (B, names); for regression the numbers in their units."""
+        outputs = full_precision(outputs)
         if self.problem == "regression":
             return self.in_units(outputs)
         if self.problem == "multiclass":
             return outputs.softmax(dim=-1)
-        p = outputs.sigmoid()
-        return torch.cat([1 - p, p], dim=-1) if self.problem == "binary" else p
+        if self.problem == "binary":
+            return torch.cat([-outputs, outputs], dim=-1).sigmoid()  # 1 - p would lose a small one's digits
+        return outputs.sigmoid()
+
+    def decided(self, probabilities: Tensor) -> Tensor:
+        """Of probabilities (B, names): class numbers (B,), or for multilabel a flag a label; of equals the first."""
+        if self.problem == "multiclass":
+            return probabilities.argmax(dim=-1)
+        return (probabilities > 0.5)[:, 1].long() if self.problem == "binary" else (probabilities > 0.5).long()
 
     def in_units(self, standardised: Tensor) -> Tensor:
-        """Regression targets in the table's own units."""
-        return standardised * self.data_identity["target_std"] + self.data_identity["target_mean"]
+        """Regression targets in the table's own units, on the CPU: float64, which not every accelerator has."""
+        return standardised.cpu().double() * self.data_identity["target_std"] + self.data_identity["target_mean"]
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> list[dict[str, Any]]:
         """A row a sample: id, prediction, and the probability of each class or label by name."""
-        predicted = self.probabilities(self(batch["values"])).float().cpu()
+        predicted = self.probabilities(self(batch["values"]))
+        if self.problem == "regression":
+            numbers = predicted.squeeze(-1).tolist()
+            return [{"id": name, "prediction": number} for name, number in zip(batch["id"], numbers, strict=True)]
         rows: list[dict[str, Any]] = []
-        for name, row in zip(batch["id"], predicted.tolist(), strict=True):
-            if self.problem == "regression":
-                rows.append({"id": name, "prediction": row[0]})
-                continue
+        for name, chosen, row in zip(batch["id"], self.decided(predicted).tolist(), as_written(predicted), strict=True):
             if self.problem == "multilabel":
-                label = ";".join(target for target, p in zip(self.names, row, strict=True) if p >= 0.5)
+                label = ";".join(target for target, flag in zip(self.names, chosen, strict=True) if flag)
             else:
-                label = self.names[max(range(len(row)), key=row.__getitem__)]
-            rows.append(
-                {"id": name, "prediction": label}
-                | {f"p_{target}": round(p, 6) for target, p in zip(self.names, row, strict=True)}
-            )
+                label = self.names[chosen]
+            shares = {f"p_{target}": p for target, p in zip(self.names, row, strict=True)}
+            rows.append({"id": name, "prediction": label} | shares)
         return rows

@@ -7,53 +7,61 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.text import Perplexity
+from torchmetrics import MetricCollection
 
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
-from zoo.tasks.base import ZooTask, layer_depths
+from zoo.tasks.base import layer_depths
 from zoo.tasks.pretrained import Pretrained
+from zoo.tasks.scores import Ratio, ScoredTask, full_precision
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity
 from zoo.transfer import Fate, adapt_text
 
 
-class BitsPerByte(Metric):
+class CrossEntropy(Ratio):
+    """Mean cross-entropy of a token, in nats."""
+
+    higher_is_better = False
+
+    def update(self, nats: Tensor, n_tokens: Tensor) -> None:
+        """Add the summed cross-entropy of some tokens, in nats, and their number."""
+        super().update(nats, n_tokens)
+
+
+class Perplexity(CrossEntropy):
+    """The exponential of the mean cross-entropy. (torchmetrics' takes a logarithm of a softmax, which may be zero.)"""
+
+    def compute(self) -> Tensor:
+        return super().compute().exp()
+
+
+class BitsPerByte(Ratio):
     r"""Cross-entropy in bits for each byte of text: :math:`-\sum \log_2 p(token) / \sum bytes(token)`.
 
     Unlike perplexity it doesn't depend on the tokenizer. The end of a text costs bits and has no bytes.
     """
 
     higher_is_better = False
-    full_state_update = False
-    nats: Tensor
-    rest: Tensor
-    bytes: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        # A sum in two float32 parts: not every accelerator has float64, and one part alone goes wrong on long texts.
-        self.add_state("nats", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("rest", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("bytes", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+    nothing = "no byte of text"
 
     def update(self, nats: Tensor, n_bytes: Tensor) -> None:
         """Add the summed cross-entropy of some tokens, in nats, and the number of bytes they stand for."""
-        nats = nats.float()
-        total = self.nats + nats
-        kept = total - self.nats
-        self.rest = self.rest + (self.nats - (total - kept)) + (nats - kept)  # what rounding took from the total
-        self.nats = total
-        self.bytes = self.bytes + n_bytes
+        super().update(nats, n_bytes)
 
     def compute(self) -> Tensor:
-        return (self.nats / self.bytes + self.rest / self.bytes) / math.log(2)
+        return super().compute() / math.log(2)
+
+
+def metrics_for(prefix: str) -> MetricCollection:
+    """The figures of text."""
+    metrics: dict[str, Any] = {"loss": CrossEntropy(), "perplexity": Perplexity(), "bits_per_byte": BitsPerByte()}
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
 
 
 _FREE = ("dropout", "off_diag_alpha_init", "chunk_size", "use_multihead_M")  # settings that weights don't depend on
 
 
-class LanguageModelTask(ZooTask):
+class LanguageModelTask(ScoredTask):
     """Train a causal language model whose attention is DAMCHA, one of its ablations, or ordinary attention.
 
     Logs ``train/loss``, and for the held-out splits ``loss``, ``perplexity`` and ``bits_per_byte``.
@@ -108,7 +116,7 @@ class LanguageModelTask(ZooTask):
         *("use_layer_bias", "layer_bias_rank", "compact_rank", "free_M", "context_stride"),
     )
     free_settings: ClassVar[tuple[str, ...]] = (
-        *ZooTask.free_settings,
+        *ScoredTask.free_settings,
         *("chunk_size", "off_diag_alpha_init", "use_multihead_M"),
         *("max_new_tokens", "temperature", "top_k", "top_p", "stop", "sample_seed"),
     )
@@ -166,7 +174,6 @@ class LanguageModelTask(ZooTask):
         if any(not text for text in stop):
             raise ZooError("stop: got an empty text; every stop needs at least one character")
         self._make_network(vocab_size=1, device="meta")  # a setting without meaning is refused before any data is read
-        self.bits_per_byte, self.perplexity = BitsPerByte(), Perplexity()
 
     def _make_network(self, vocab_size: int, device: str | None = None) -> LanguageModel:
         passed = {name: self.hparams[name] for name in self.network_settings}
@@ -181,6 +188,7 @@ class LanguageModelTask(ZooTask):
         self.network = self._make_network(self.tokenizer.vocab_size)
         sizes = torch.tensor([len(piece) for piece in self.tokenizer.token_bytes])
         self.register_buffer("bytes_of_token", sizes, persistent=False)
+        self.scores = torch.nn.ModuleDict({split: metrics_for(f"{split}/") for split in ("val", "test")})
 
     def depths(self) -> dict[str, int]:
         """A shared generator belongs to the stem, whose output it reads; a tied embedding belongs to the head."""
@@ -204,7 +212,7 @@ class LanguageModelTask(ZooTask):
     # ------------------------------------------------------------------ steps
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        logits = self(batch[:, :-1])
+        logits = full_precision(self(batch[:, :-1]))
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         self.log("train/loss", loss, prog_bar=True)
         if self.hparams["off_diag_mode"] == "bayesian":
@@ -220,13 +228,11 @@ class LanguageModelTask(ZooTask):
         self._evaluate(batch, "test")
 
     def _evaluate(self, batch: Tensor, split: str) -> None:
-        logits, targets = self(batch[:, :-1]), batch[:, 1:]
-        nats = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-        self.bits_per_byte.update(nats, self.bytes_of_token[targets].sum())
-        self.perplexity.update(logits.float(), targets)
-        self.log(f"{split}/loss", nats / targets.numel(), batch_size=len(batch), sync_dist=True)
-        self.log(f"{split}/perplexity", self.perplexity)
-        self.log(f"{split}/bits_per_byte", self.bits_per_byte, prog_bar=True)
+        logits, targets = full_precision(self(batch[:, :-1])), batch[:, 1:]
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").sum()
+        n_bytes = self.bytes_of_token[targets].sum()
+        n_tokens = torch.ones_like(targets).sum()
+        self.score(split, shown="bits_per_byte", nats=nats, n_tokens=n_tokens, n_bytes=n_bytes)
 
     def predict_step(self, batch: Sequence[str], batch_idx: int) -> list[dict[str, str]]:
         """A continuation for each prompt."""

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -14,12 +14,22 @@ from timm.data import Mixup, resolve_data_config
 from timm.models import group_parameters
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassCalibrationError, MulticlassF1Score
+from torchmetrics.classification import MulticlassAccuracy
 
 from zoo.errors import ZooError, listed
 from zoo.shelf import resolve
-from zoo.tasks.base import ZooTask, plain
+from zoo.tasks.base import plain
 from zoo.tasks.pretrained import Pretrained
+from zoo.tasks.scores import (
+    AccuracyOfBest,
+    CalibrationError,
+    MeanF1,
+    MeanLoss,
+    ScoredTask,
+    as_written,
+    best,
+    full_precision,
+)
 from zoo.transfer import Fate, adapt_pictures
 
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
@@ -33,20 +43,21 @@ _NOT_OPTIONS = {
 _BAD_OPTIONS = (TypeError, AssertionError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 
 
-def metrics_for(n_classes: int, prefix: str) -> MetricCollection:
-    """Accuracy, accuracy of the best five where there are more, macro F1 and calibration error."""
+def metrics_for(classes: Sequence[str], prefix: str) -> MetricCollection:
+    """Loss, accuracy, accuracy of the best five where there are more, macro F1 and calibration error."""
     metrics: dict[str, Any] = {
-        "accuracy": MulticlassAccuracy(n_classes, average="micro"),
-        "f1": MulticlassF1Score(n_classes, average="macro"),
-        "calibration_error": MulticlassCalibrationError(n_classes),
+        "loss": MeanLoss(),
+        "accuracy": MulticlassAccuracy(len(classes), average="micro"),
+        "f1": MeanF1("multiclass", classes),
+        "calibration_error": CalibrationError(),
     }
-    if n_classes > 5:
-        metrics["accuracy_top5"] = MulticlassAccuracy(n_classes, top_k=5, average="micro")
+    if len(classes) > 5:
+        metrics["accuracy_top5"] = AccuracyOfBest(5)
     # those whose states agree after one batch would be taken for one, such as on a batch without a mistake
     return MetricCollection(metrics, prefix=prefix, compute_groups=False)
 
 
-class ImageClassificationTask(ZooTask):
+class ImageClassificationTask(ScoredTask):
     """Train or fine-tune a picture classifier: a DAMCHA Vision Transformer, or any other model of timm.
 
     Classes, channels, size and normalisation come from the data's identity. Logs ``train/loss``, and for the held-out
@@ -177,7 +188,7 @@ class ImageClassificationTask(ZooTask):
                 label_smoothing=h["label_smoothing"],
                 num_classes=len(self.classes),
             )
-        self.scores = nn.ModuleDict({split: metrics_for(len(self.classes), f"{split}/") for split in ("val", "test")})
+        self.scores = nn.ModuleDict({split: metrics_for(self.classes, f"{split}/") for split in ("val", "test")})
 
     def _try_out(self, identity: Mapping[str, Any]) -> None:
         """Raise ValueError unless the network takes the data's pictures and answers with a number a class."""
@@ -244,9 +255,10 @@ class ImageClassificationTask(ZooTask):
         image, target = batch["image"], batch["target"]
         if self.mix is not None and len(image) % 2 == 0:  # timm's pairs the pictures of a batch
             mixed, shares = self.mix(image.clone(), target)
-            loss = F.cross_entropy(self(mixed), shares)
+            loss = F.cross_entropy(full_precision(self(mixed)), shares)
         else:
-            loss = F.cross_entropy(self(image), target, label_smoothing=self.hparams["label_smoothing"])
+            logits = full_precision(self(image))
+            loss = F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
         self.log("train/loss", loss, prog_bar=True, batch_size=len(image))
         if self.hparams["options"].get("off_diag_mode") == "bayesian":
             loss = loss + self.hparams["kl_weight"] * self.network.get_kl_divergence()
@@ -259,25 +271,27 @@ class ImageClassificationTask(ZooTask):
         return self._evaluate(batch, "test")
 
     def _evaluate(self, batch: Mapping[str, Any], split: str) -> dict[str, Tensor]:
-        logits, target = self(batch["image"]), batch["target"]
-        loss = F.cross_entropy(logits, target)
-        self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(target), sync_dist=True)
-        scores = cast(MetricCollection, self.scores[split])
-        probabilities = logits.float().softmax(dim=-1)
-        scores.update(probabilities, target)
-        self.log_dict(scores, batch_size=len(target))
-        return {"loss": loss, "probabilities": probabilities}
+        logits, target = full_precision(self(batch["image"])), batch["target"]
+        losses, probabilities = F.cross_entropy(logits, target, reduction="none"), logits.softmax(dim=-1)
+        self.score(
+            split,
+            losses=losses,
+            weights=torch.ones_like(losses),
+            preds=probabilities.argmax(dim=-1),
+            probabilities=probabilities,
+            target=target,
+        )
+        return {"loss": losses.mean(), "probabilities": probabilities}
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> list[dict[str, Any]]:
         """A row a picture: path, class and its probability, and the next four of the best five."""
-        probabilities = self(batch["image"]).float().softmax(dim=-1).cpu()
-        best, places = probabilities.topk(min(5, len(self.classes)), dim=-1)
+        values, places = best(full_precision(self(batch["image"])).softmax(dim=-1), 5)
         rows: list[dict[str, Any]] = []
-        for path, values, indices in zip(batch["id"], best.tolist(), places.tolist(), strict=True):
+        for path, shown, indices in zip(batch["id"], as_written(values), places.tolist(), strict=True):
             row: dict[str, Any] = {"path": path}
-            for rank, (value, i) in enumerate(zip(values, indices, strict=True), start=1):
+            for rank, (value, i) in enumerate(zip(shown, indices, strict=True), start=1):
                 suffix = "" if rank == 1 else f"_{rank}"
-                row |= {f"class{suffix}": self.classes[i], f"probability{suffix}": round(value, 6)}
+                row |= {f"class{suffix}": self.classes[i], f"probability{suffix}": value}
             rows.append(row)
         return rows
 
