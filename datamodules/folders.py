@@ -107,3 +107,12 @@ def _matches(folder: str, part: str) -> list[str]:
         return [named]
     shown = [name for name in os.listdir(folder or os.curdir) if part.startswith(".") or not is_hidden(name)]
     return [os.path.join(folder, name) for name in shown if fnmatchcase(name, part)]
+
+
+def is_utf8(name: str) -> bool:
+    """Whether a name can be written down; the system may have others."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -12,7 +12,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules.base import SPLITS
-from datamodules.folders import files_below, folders_in
+from datamodules.folders import files_below, folders_in, is_utf8
 from datamodules.image_files import Pictures, stamp
 from datamodules.image_labels import read_labels, refuse_missing
 from zoo.errors import ZooError, listed
@@ -366,7 +366,7 @@ def _of_files(
     """Pictures in the order of their ids, so that it is the same on every machine."""
     order = sorted(range(len(ids)), key=ids.__getitem__)
     ids = [ids[i] for i in order]
-    strange = [name for name in ids if not _is_utf8(name)]
+    strange = [name for name in ids if not is_utf8(name)]
     if strange:
         raise ZooError(f"data.path: {len(strange)} names in {folder} are no UTF-8: {listed(strange)}; rename them")
     files = [os.path.join(folder, name) for name in ids]
@@ -387,11 +387,3 @@ def _of_files(
         fingerprint.hexdigest(),
         files,
     )
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

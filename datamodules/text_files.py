@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from datamodules.folders import files_below, files_matching
+from datamodules.folders import files_below, files_matching, is_utf8
 from datamodules.text_reading import TABLES, file_pieces, line_start, no_text, read_head, table_rows
 from zoo.errors import ZooError, listed
 
@@ -67,7 +67,7 @@ def find_files(path: str, field: str | None) -> list[TextFile]:
         ZooError: if there is nothing to read or it can't be read; for a table without a ``field`` and a ``field``
             without a table; for what is no text, by its content; for names that are no UTF-8.
     """
-    if not _is_utf8(path):
+    if not is_utf8(path):
         raise ZooError(f"data.path: the name {path!r} is no UTF-8; rename it")
     wanted = PLAIN + (TABLES if field else ())
     kinds: Counter[str] = Counter()
@@ -128,17 +128,9 @@ def _look(path: str, wanted: tuple[str, ...], kinds: "Counter[str]", hidden: lis
 
 
 def _refuse_names(path: str, names: list[str]) -> None:
-    strange = [name for name in names if not _is_utf8(name)]
+    strange = [name for name in names if not is_utf8(name)]
     if strange:
         raise ZooError(f"data.path: {len(strange)} names in {path!r} are no UTF-8: {listed(strange)}; rename them")
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _only_files(root: str, names: Iterable[str]) -> list[TextFile]:
