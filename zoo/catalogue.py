@@ -133,7 +133,7 @@ def check_metrics(entry: Entry) -> list[str]:
             continue
         name, value = metric["name"], metric["value"]
         now = found.get(f"test/{name}")
-        if now is None or abs(now - value) > FIGURES_AGREE * max(1.0, abs(value)):
+        if now is None or not abs(now - value) <= FIGURES_AGREE * max(1.0, abs(value)):  # NaN is no figure
             wrong.append(f"test/{name} is {'not there' if now is None else f'{now:.4f}'}, not {value:.4f}")
         else:
             right.append(f"test/{name} {now:.4f}")

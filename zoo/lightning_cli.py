@@ -154,6 +154,7 @@ class ZooCLI(LightningCLI):
             _leave_out(config.trainer, "LearningRateMonitor")
         if self.subcommand != "fit":  # only a run that goes on needs the callbacks of the one before
             warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided")
+            warnings.filterwarnings("ignore", message="The dirpath has changed from")
         path = config.get("ckpt_path")
         if path and path not in _KEYWORDS:
             path = config.ckpt_path = resolve(path)

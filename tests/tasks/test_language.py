@@ -118,7 +118,8 @@ def test_decay_is_on_matrices_only(data, monkeypatch):
 
 def test_learning_rate_rises_linearly_and_falls_along_a_cosine_over_the_step_budget(data, monkeypatch):
     monkeypatch.setattr(pl.Trainer, "estimated_stepping_batches", property(lambda self: self.max_steps))
-    _, configuration = configured(data, max_steps=100, lr=2.0, warmup=0.1, min_lr=0.1)
+    task, configuration = configured(data, max_steps=100, lr=2.0, warmup=0.1, min_lr=0.1)
+    task.on_train_start()  # which learns how long the run is
     factor = configuration["lr_scheduler"]["scheduler"].lr_lambdas[0]
     assert [factor(step) for step in range(10)] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert factor(10) == pytest.approx(1.0)
@@ -129,7 +130,8 @@ def test_learning_rate_rises_linearly_and_falls_along_a_cosine_over_the_step_bud
 
 def test_a_run_without_an_end_keeps_its_learning_rate(data, monkeypatch):
     monkeypatch.setattr(pl.Trainer, "estimated_stepping_batches", property(lambda self: math.inf))
-    _, configuration = configured(data)
+    task, configuration = configured(data)
+    task.on_train_start()
     factor = configuration["lr_scheduler"]["scheduler"].lr_lambdas[0]
     assert factor(10**6) == 1.0
 

@@ -24,7 +24,7 @@ from torchmetrics import Metric
 from zoo.adapters import BASE, add_lora, merge_lora, projections
 from zoo.attention.packed import check_packed_layers
 from zoo.checkpoint_io import CheckedCheckpointIO, is_usual
-from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.identity import (
     CHECKPOINT_KEY,
     PROVENANCE,
@@ -468,8 +468,8 @@ class ZooTask(pl.LightningModule, ABC):
         self._told = True
         if self._is_loaded and self.trainer.state.fn == "fit" and self._finders:
             raise ZooError(
-                f"trainer.callbacks: got {type(self._finders[0]).__name__} beside --ckpt_path; it belongs to the beginning "
-                "of a run, so take it out to go on with one"
+                f"trainer.callbacks: got {type(self._finders[0]).__name__} beside --ckpt_path; it belongs to the "
+                "beginning of a run, so take it out to go on with one"
             )
         if self._started_from is not None:
             rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
@@ -646,7 +646,7 @@ class ZooTask(pl.LightningModule, ABC):
             if not self._finders:  # which go back to where they began, with what they found
                 self._check_kept(claim)
             self._tell_changed(claim)
-            self._gathered = dict(checkpoint.get(GRADIENTS, {}))
+            self._gathered = dict(checkpoint.get(GRADIENTS) or {})
         if not self.is_built:
             self._identity = claim["identity"]
             try:
@@ -690,7 +690,7 @@ class ZooTask(pl.LightningModule, ABC):
 
     def _tell_changed(self, claim: Mapping[str, Any]) -> None:
         """Say in one line what of the trainer is other than it was when the checkpoint was written."""
-        now, before = self._of_the_trainer(), claim.get("trainer", {})
+        now, before = self._of_the_trainer(), dict(claim.get("trainer") or {})
         changed = [
             f"{name} {value}, which was {before[name]}"
             for name, value in now.items()
@@ -830,9 +830,16 @@ class ZooTask(pl.LightningModule, ABC):
                 share = self._share_of_lr(schedule.last_epoch)
                 for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
                     group["lr"] = base * share
-        for name, parameter in self.named_parameters():
-            if name in self._gathered:
-                parameter.grad = self._gathered.pop(name).to(parameter)
+        self._take_gathered()
+
+    def _take_gathered(self) -> None:
+        """Go on gathering the gradients of a step that a checkpoint was written in the midst of."""
+        own = dict(self.named_parameters())
+        if wrong := [name for name, grad in self._gathered.items() if name not in own or grad.shape != own[name].shape]:
+            raise ZooError(f"checkpoint: its gradients of {listed(wrong)} fit no tensor; it was altered, take another")
+        for name, grad in self._gathered.items():
+            own[name].grad = grad.to(own[name])
+        self._gathered = {}
 
     @property
     def lr(self) -> float:
