@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -174,6 +175,13 @@ def test_figures_are_measured_again_and_compared(shelve):
         check_metrics(entry_of("tiny"))
     shelve(metrics=[{"name": "nonsense", "value": 1.0, "split": "test", "data": "corpus"}])
     with pytest.raises(ZooError, match="test/nonsense is not there"):
+        check_metrics(entry_of("tiny"))
+
+
+def test_a_figure_that_is_no_number_is_not_the_one_of_the_index(shelve, monkeypatch):
+    shelve()
+    monkeypatch.setattr("zoo.catalogue.measure", lambda entry: {"test/bits_per_byte": math.nan})
+    with pytest.raises(ZooError, match=r"tiny: test/bits_per_byte is nan, not 4\.0000"):
         check_metrics(entry_of("tiny"))
 
 
