@@ -104,6 +104,7 @@ def verify_file(path: str) -> list[str]:
     """
     path = find_checkpoint(path)
     claim = read_claim(read_checkpoint(path), path)
+    data_class(claim, path)
     task = load_pretrained(path)
     n = sum(p.numel() for p in task.parameters())
     return ["whole", f"identity {claim['digest'][:12]}...", f"loads, {n:,} parameters, {type(task).__name__}"]

@@ -1,6 +1,7 @@
 """Checkpoints that are whole or not there, and that run no code."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 
+from zoo.errors import ZooError
 from zoo.shelf import open_checkpoint
+
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("callbacks", "loops", "gathered_gradients", "hyper_parameters"), dict),
+    **dict.fromkeys(("optimizer_states", "lr_schedulers"), list),
+    **dict.fromkeys(("epoch", "global_step"), int),
+    "pytorch-lightning_version": str,
+}
 
 
 def is_usual(io: CheckpointIO) -> bool:
@@ -31,7 +40,18 @@ class CheckedCheckpointIO(TorchCheckpointIO):
         Raises:
             ZooError: if there is none, or it isn't whole, or holds code.
         """
-        return open_checkpoint(path)
+        checkpoint = open_checkpoint(path)
+        for name, kind in _KINDS.items():
+            if not isinstance(checkpoint.get(name, kind()), kind):
+                raise ZooError(f"checkpoint: {path}: its {name} is no {kind.__name__}; it was altered, take another")
+        if not re.match(r"[2-9]\.|\d\d+\.", checkpoint.get("pytorch-lightning_version", "2.")):
+            raise ZooError(f"checkpoint: {path}: not of a version of Lightning that this zoo runs with; take another")
+        return checkpoint
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove a checkpoint; never anything else that a state of a run may name."""
+        if Path(path).suffix == ".ckpt" and Path(path).is_file():
+            Path(path).unlink()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         if "://" in str(path):

@@ -120,6 +120,35 @@ def read_checkpoint(given: str | Path | IO[bytes]) -> dict[str, Any]:
     return checkpoint
 
 
+_DEEPEST, _MOST = 64, 50_000_000  # levels and items of what a checkpoint says of itself
+
+
+def _check_json(value: object, sizes: dict[int, int], depth: int = 0) -> int:
+    """The number of items of a value in JSON's types, those in several places counted as often.
+
+    Raises:
+        ZooError: for other types, and where a few bytes would become more than can be looked at.
+    """
+    if value is None or isinstance(value, (str, float)):
+        return 1
+    if isinstance(value, int):
+        if abs(value) >= 1 << 64:
+            raise ZooError("holds a number of more than 64 bits")
+        return 1
+    if not isinstance(value, (dict, list, tuple)):
+        raise ZooError(f"holds a {type(value).__name__}")
+    if depth > _DEEPEST:
+        raise ZooError(f"is nested more than {_DEEPEST} deep")
+    if id(value) not in sizes:
+        if isinstance(value, dict) and not all(isinstance(name, str) for name in value):
+            raise ZooError("has a name that is no text")
+        items = value.values() if isinstance(value, dict) else value
+        sizes[id(value)] = 1 + sum(_check_json(item, sizes, depth + 1) for item in items)
+    if sizes[id(value)] > _MOST:
+        raise ZooError(f"has more than {_MOST:,} items")
+    return sizes[id(value)]
+
+
 def check_plain(value: object, where: str) -> None:
     """Raise ZooError unless a setting is data all the way down, with nothing in it that could become an object.
 
@@ -177,6 +206,10 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
     claim = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(claim, dict) or not isinstance(claim.get("identity"), dict):
         raise ZooError(f"checkpoint: {path} wasn't written by this zoo (it carries no data identity); use one that was")
+    try:
+        _check_json(claim, {})
+    except ZooError as error:
+        raise ZooError(f"checkpoint: {path}: what it says of itself {error}; the file was altered") from None
     if digest(claim["identity"]) != claim.get("digest"):
         raise ZooError(f"checkpoint: {path}: its data identity doesn't match its digest; the file was altered")
     tensors = checkpoint.get("state_dict")
@@ -184,6 +217,7 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
     data = claim.get("data")
     whole = whole and (data is None or (isinstance(data, dict) and {"class_path", "init_args"} <= set(data)))
     whole = whole and (data is None or isinstance(data["init_args"], dict))
+    whole = whole and isinstance(claim.get("step_seed"), int | None) and isinstance(claim.get("trainer"), dict | None)
     if not whole or not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
         raise ZooError(f"checkpoint: {path} lacks its task, settings, data or tensors; the file was altered")
     try:

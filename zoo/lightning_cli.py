@@ -3,6 +3,7 @@ newest run of a config, and a run ends by saying where its results are."""
 
 import json
 import logging
+import os
 import re
 import sys
 import warnings
@@ -50,6 +51,8 @@ class ZooParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         text = " ".join(message.split())
+        if "surrogates not allowed" in text:
+            text = f"{text.partition(':')[0]}: got a name whose bytes are no UTF-8; rename that file or folder"
         wanted = list(dict.fromkeys(re.findall(r"Expected an? <class '(\w+)'>", text)))
         got = re.search(r"(?:Got value|Given value): (\S+)", text)
         for detail in (" Given value type:", " Subtypes:", " tip:"):
@@ -69,6 +72,8 @@ def quiet_advertisements() -> None:
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # of runs that go on
+    warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")  # see _keep_table
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # model.train says which
 
 
@@ -150,6 +155,9 @@ class ZooCLI(LightningCLI):
         for callback in _listed(config.trainer.callbacks):
             if _name(callback) == "ModelCheckpoint" and callback.get("init_args", {}).get("save_last"):
                 callback.class_path = class_path(BestAndLastCheckpoint)  # in configs from before there was one
+        for logger in _listed(config.trainer.logger):
+            if logger.get("init_args", {}).get("save_dir"):  # some loggers expand it, and what goes by it doesn't
+                logger.init_args.save_dir = os.path.expanduser(logger.init_args.save_dir)
         if config.trainer.logger is False:
             _leave_out(config.trainer, "LearningRateMonitor")
         if self.subcommand != "fit":  # only a run that goes on needs the callbacks of the one before
@@ -179,6 +187,9 @@ class ZooCLI(LightningCLI):
         if self.subcommand != "fit":
             return
         loggers = [logger for logger in _listed(config.trainer.logger) if "init_args" in logger]
+        for logger in _listed(config.trainer.logger):
+            if logger.get("init_args", {}).get("save_dir"):  # some loggers expand it, and what goes by it doesn't
+                logger.init_args.save_dir = os.path.expanduser(logger.init_args.save_dir)
         if config.trainer.logger is False:
             for callback in _listed(config.trainer.callbacks):
                 if _name(callback) == "BestAndLastCheckpoint" and not callback.init_args.get("dirpath"):
@@ -205,6 +216,14 @@ class ZooCLI(LightningCLI):
             if not str(error).startswith("Early stopping conditioned on metric"):
                 raise
             raise ZooError(f"EarlyStopping.monitor: {_monitored(self.trainer)}; name one of these") from None
+        except (TypeError, LookupError, AttributeError, ValueError) as error:
+            if self.model.goes_on_from is None or self.model.has_begun:
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+            raise ZooError(
+                f"checkpoint: no run can go on from {self.model.goes_on_from} ({reason}); it was altered, or is of "
+                "another optimizer, so take another"
+            ) from None
         except SIGTERMException:
             print("error: fit was told to stop; --ckpt_path last goes on with it", file=sys.stderr)
             raise SystemExit(143) from None
@@ -214,7 +233,11 @@ class ZooCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
+            if not isinstance(callback, ModelCheckpoint):
+                continue
+            if callback.last_model_path and not callback.best_model_path:
+                print(f"Newest checkpoint: {_shown(callback.last_model_path)} (none was validated)")
+            if callback.best_model_path and callback.monitor is not None:
                 best = _shown(callback.best_model_path)
                 score = callback.best_model_score
                 reached = "" if score is None else f" ({callback.monitor} {float(score):.4f})"
@@ -255,7 +278,7 @@ def _name(given: Any) -> str:
 def _runs_of(logger: Any) -> Path:
     """The folder with a folder a run of a logger."""
     name = logger.init_args.get("name")
-    return Path(logger.init_args.save_dir).expanduser() / ("lightning_logs" if name is None else name)
+    return Path(os.path.expanduser(logger.init_args.save_dir)) / ("lightning_logs" if name is None else name)
 
 
 def _newest(config: Any) -> Path:

@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.cli.conftest import NAMES
 from zoo.callbacks import BestAndLastCheckpoint
+from zoo.tasks import ZooTask
 
 # 6 batches an epoch, a validation after the fourth, so that a run is broken in the midst of an epoch
 EPOCH = ("--trainer.limit_train_batches", "6", "--trainer.limit_val_batches", "1", "--trainer.val_check_interval", "4")
@@ -126,3 +127,45 @@ def test_a_run_broken_twice_in_one_epoch_goes_on_to_the_same_weights(config, run
     steps = [torch.load(part["copies"][0], weights_only=True)["global_step"] for part in (whole, first)]
     assert steps == [2, 4]
     same(second["last"]["state_dict"], whole["last"]["state_dict"])
+
+
+STOPPED = {  # how the run goes, and after how many batches it is told to stop: in training, or in a validation
+    "in an epoch": (LONG, "train", 3),
+    "at the end of an epoch": (LONG, "train", 6),
+    "at the end of an epoch without a validation": (
+        ("--trainer.max_steps", "15", "--trainer.max_epochs", "-1", "--trainer.check_val_every_n_epoch", "null"),
+        *("train", 6),
+    ),
+    "in the midst of a step": ((*LONG, "--trainer.accumulate_grad_batches", "3"), "train", 4),
+    "in a validation": (LONG, "val", 4),
+    "in a validation of averages": ((*LONG, *AVERAGED), "val", 4),
+    "before a validation of averages": ((*LONG, *AVERAGED), "train", 4),
+}
+
+
+@pytest.mark.parametrize("when", list(STOPPED))
+def test_a_run_that_was_told_to_stop_goes_on_to_the_same_weights(when, lightning, small, monkeypatch):
+    arguments, where, batches = STOPPED[when]
+    monkeypatch.setattr(ModelCheckpoint, "check_monitor_top_k", lambda self, *_: not self.best_k_models)
+    arguments = (*small(EXAMPLES[0]), *EPOCH, "--trainer.limit_val_batches", "2", *arguments)
+    lightning("fit", *arguments)
+    run = Path("runs/graph/breast_cancer")
+    with monkeypatch.context() as patched:
+        hook = f"on_{'train' if where == 'train' else 'validation'}_batch_start"
+        before = getattr(ZooTask, hook)
+
+        def tell(task, *given):
+            if task.trainer.fit_loop.total_batch_idx + 1 == batches:
+                task.trainer._signal_connector.received_sigterm = True
+            return before(task, *given)
+
+        patched.setattr(ZooTask, hook, tell)
+        with pytest.raises(SystemExit) as ended:
+            lightning("fit", *arguments)
+        assert ended.value.code == 143
+    lightning("fit", *arguments, "--ckpt_path", "last")
+    whole, again = (torch.load(run / f"version_{i}/checkpoints/last.ckpt", weights_only=True) for i in range(2))
+    for part in ("state_dict", "current_model_state", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+        same(again.get(part), whole.get(part), part)
+    best = (torch.load(run / f"version_{i}/checkpoints/best.ckpt", weights_only=True) for i in range(2))
+    same(*(each["state_dict"] for each in best), "best")

@@ -99,7 +99,7 @@ def test_settings_that_a_resumed_optimizer_would_ignore_are_refused(trained, lig
         *(lightning, capsys, "fit", "--ckpt_path", trained, "--trainer.max_steps", 6, "--model.lr", "1e-5"), *QUIET
     )
     assert "model.lr: 0.003 in the checkpoint, 1e-05 here" in message
-    assert "goes on with the optimizer it had" in message
+    assert "goes on with the settings it had" in message
 
 
 @pytest.mark.parametrize("word", ["best", "hpc", ""])

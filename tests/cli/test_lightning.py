@@ -132,7 +132,7 @@ def test_last_without_a_run_is_refused(lightning, capsys, tiny_arguments):
     message = refused(
         lightning, capsys, "fit", "--config", CONFIGS / "stdlib_damcha.yaml", *tiny_arguments, "--ckpt_path", "last"
     )
-    assert "no run under runs/lm/stdlib_damcha has a last.ckpt" in message
+    assert "no run under 'runs/lm/stdlib_damcha' has a last.ckpt" in message
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])

@@ -290,3 +290,98 @@ def test_a_run_whose_checkpoints_could_not_be_read_again_does_not_begin():
     task = ImageClassificationTask(options={"img_size": 8, "patch_size": 4, "x": CALL})
     with pytest.raises(ZooError, match=r"model\.options\.x: has the key 'class_path'"):
         pl.Trainer(**SILENT, max_steps=1).fit(task, ImageDataModule())
+
+
+# ---------------------------------------------------------------------- what else a file may say
+
+
+def doubled(times):
+    value = ["x"]
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def endless():
+    value = {}
+    value["x"] = value
+    return value
+
+
+STRANGE_CLAIMS = {
+    "a few bytes that become many": ("settings", "stop", doubled(40)),
+    "itself": ("settings", "stop", endless()),
+    "too deep": ("settings", "stop", functools.reduce(lambda inner, _: [inner], range(3000), [])),
+    "an identity of many": ("identity", "x", doubled(40)),
+    "an identity of itself": ("identity", "x", endless()),
+    "a tensor": ("identity", "x", torch.ones(1)),
+    "a name that is no text": ("identity", 5, "x"),
+    "a number too large": ("settings", "lr", 10**5000),
+}
+
+
+@pytest.mark.parametrize("what", list(STRANGE_CLAIMS))
+def test_what_a_checkpoint_says_is_bounded_data(what, originals):
+    part, name, value = STRANGE_CLAIMS[what]
+    checkpoint = {**originals["language"], "zoo": copy.deepcopy(originals["language"]["zoo"])}
+    checkpoint["zoo"][part][name] = value
+    with pytest.raises(ZooError, match="the file was altered"):
+        read_claim(checkpoint, "FILE")
+
+
+ALTERED = {
+    "callbacks": 5,
+    "loops": {},
+    "optimizer_states": [{"x": 1}],
+    "lr_schedulers": [{"get_lr": "x"}],
+    "gathered_gradients": {"network.none": 5},
+    "pytorch-lightning_version": "0.1",
+    "global_step": "many",
+}
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A run of two steps; returns its arguments and its newest state."""
+    arguments = ["--config", str(CONFIGS / "graph/breast_cancer.yaml"), "--trainer.limit_train_batches", "2", *QUIET]
+    run(["lightning", "fit", *arguments, "--trainer.max_epochs", "1", "--trainer.logger", "false"], monkeypatch)
+    return arguments, next(tmp_path.glob("lightning_logs/version_0/checkpoints/last.ckpt"))
+
+
+@pytest.mark.parametrize("name", list(ALTERED))
+def test_an_altered_state_of_a_run_ends_in_one_line(name, begun, monkeypatch, capsys):
+    arguments, file = begun
+    checkpoint = torch.load(file, weights_only=True)
+    torch.save({**checkpoint, name: ALTERED[name]}, "altered.ckpt")
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["lightning", "fit", *arguments, "--ckpt_path", "altered.ckpt"])
+    with pytest.raises(SystemExit) as ended:
+        lightning_main()
+    assert ended.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "take another" in line
+
+
+@pytest.mark.parametrize(
+    "callback", ["zoo.callbacks.BestAndLastCheckpoint", "lightning.pytorch.callbacks.ModelCheckpoint"]
+)
+@pytest.mark.parametrize("place", ["local://{}", "{}", "runs/x/version_0/checkpoints/../../../../{}"])
+def test_a_state_of_a_run_deletes_nothing(place, callback, begun, tmp_path, monkeypatch):
+    arguments, file = begun
+    for victim in ("folder", "file.ckpt"):
+        target = tmp_path / "precious" / victim
+        target.parent.mkdir(exist_ok=True)
+        target.mkdir() if victim == "folder" else target.write_text("mine")
+        named = place.format(target if place != PLACES[-1] else target.relative_to(tmp_path))
+        checkpoint = torch.load(file, weights_only=True)
+        for state in checkpoint["callbacks"].values():
+            if "best_model_path" in state:
+                state.pop("dirpath")
+                paths = ("best_model_path", "kth_best_model_path", "last_model_path")
+                state |= {**dict.fromkeys(paths, named), "best_k_models": {named: torch.tensor(1e9)}}
+        torch.save(checkpoint, "strange.ckpt")
+        settings = {"monitor": "val/loss", "save_last": callback.startswith("zoo")}
+        keeping = ["--trainer.callbacks", json.dumps([{"class_path": callback, "init_args": settings}])]
+        going_on = ["--ckpt_path", "strange.ckpt", "--trainer.max_epochs", "3"]
+        run(["lightning", "fit", *arguments, *keeping, *going_on, "--trainer.logger", "false"], monkeypatch)
+        assert target.exists()

@@ -32,7 +32,8 @@ class BestAndLastCheckpoint(ModelCheckpoint):
         return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if self.dirpath is None and not trainer.loggers and stage == "fit":
+        tried_out = getattr(trainer, "fast_dev_run", 0)
+        if self.dirpath is None and not trainer.loggers and stage == "fit" and not tried_out:
             self.dirpath = str(free_run_folder(Path(trainer.default_root_dir, "lightning_logs")) / "checkpoints")
         super().setup(trainer, pl_module, stage)
 
@@ -65,13 +66,16 @@ class BestAndLastCheckpoint(ModelCheckpoint):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._wrote_last = False
         super().on_exception(trainer, pl_module, exception)
-        if isinstance(exception, SIGTERMException):  # which is raised between two steps
+        if isinstance(exception, SIGTERMException):  # which a task lets happen between two steps only
             self._write_last(trainer)
 
     def _write_last(self, trainer: pl.Trainer) -> None:
-        if not self._wrote_last and not getattr(trainer, "fast_dev_run", 0) and not trainer.sanity_checking:
+        if not self._wrote_last and not trainer.sanity_checking:
+            before = self._last_global_step_saved
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+            self._last_global_step_saved = before  # the best one may be of this very step
 
     def _save_last_checkpoint(self, trainer: pl.Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        super()._save_last_checkpoint(trainer, monitor_candidates)
-        self._wrote_last = True
+        if not getattr(trainer, "fast_dev_run", 0):
+            super()._save_last_checkpoint(trainer, monitor_candidates)
+            self._wrote_last = True

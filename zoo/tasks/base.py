@@ -37,7 +37,7 @@ from zoo.identity import (
     read_claim,
 )
 from zoo.shelf import open_checkpoint
-from zoo.tasks.mends import average_no_indices, close_finished_epoch
+from zoo.tasks.mends import average_no_indices, close_finished_epoch, keep_to_own_folder, put_off_stop, stop
 from zoo.tasks.pretrained import NETWORK, Pretrained
 from zoo.transfer import Fate, summary
 
@@ -79,7 +79,15 @@ def _listed(source: Mapping[str, Any] | None) -> str:
 
 _ADAPTING = ("pretrained", "on_mismatch", "lora_rank", "lora_alpha", "lora_dropout", "renamed")
 _STATES = {"state_dict", "current_model_state"}  # the second beside a moving average, which is then the first
-_NOT_BUILT = (TypeError, KeyError, ValueError, AttributeError, IndexError)  # from settings or identities without sense
+_NOT_BUILT = (
+    TypeError,
+    LookupError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+)  # from settings or identities without sense
 
 
 def _altered(error: Exception) -> str:
@@ -99,6 +107,10 @@ def _other_base(adapter: Mapping[str, str], given: str, found: str) -> str:
         f"checkpoint: an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but {given} has "
         f"{found[:12]}...; give the base it was trained on with --model.pretrained"
     )
+
+
+def _fits(grad: object, parameter: Tensor | None) -> bool:
+    return isinstance(grad, Tensor) and parameter is not None and grad.shape == parameter.shape
 
 
 def layer_depths(network: nn.Module, layers: str, stem: tuple[str, ...]) -> dict[str, int]:
@@ -236,7 +248,9 @@ class ZooTask(pl.LightningModule, ABC):
         self._started_from: str | None = None
         self._not_started: ZooError | None = None
         self._other_settings: dict[str, str] = {}
-        self._is_loaded = self._told = False
+        self._is_loaded = self._told = self._told_to_stop = False
+        self.has_begun = False
+        """Whether training has started, so that everything a run goes on from has been taken."""
         self._adapter: dict[str, str] | None = None  # what the adapters' base was called, and the digest of its weights
         self.goes_on_from: str | None = None
         """The checkpoint that is going to be loaded, where that is known: then no other weights are read."""
@@ -643,9 +657,8 @@ class ZooTask(pl.LightningModule, ABC):
         self._is_loaded = True
         self.fates = _fates_of(claim)
         if fitting:
-            if not self._finders:  # which go back to where they began, with what they found
-                self._check_kept(claim)
             self._tell_changed(claim)
+            keep_to_own_folder(self.trainer, checkpoint.get("callbacks") or {}, self.trainer.ckpt_path)
             self._gathered = dict(checkpoint.get(GRADIENTS) or {})
         if not self.is_built:
             self._identity = claim["identity"]
@@ -663,6 +676,8 @@ class ZooTask(pl.LightningModule, ABC):
                 f"checkpoint: of another network. {'; '.join(found)}. Leave these settings out to take the "
                 "checkpoint's, or train anew without --ckpt_path"
             )
+        if fitting and not self._finders:  # which go back to where they began, with what they found
+            self._check_kept(claim)
         if claim.get("adapter"):
             self._attach_adapter(claim)
             for part in _STATES & set(checkpoint):
@@ -684,8 +699,8 @@ class ZooTask(pl.LightningModule, ABC):
             then |= {f"data.{name}": (saved[name], here[name]) for name in known}
         if found := [f"{name}: {old} in the checkpoint, {new} here" for name, (old, new) in then.items() if old != new]:
             raise CheckpointMismatchError(
-                f"checkpoint: {'; '.join(found)}. A run goes on with the settings it had; leave these out, or begin a "
-                "new run from the checkpoint's weights with --model.pretrained"
+                f"checkpoint: {'; '.join(found)}. A run goes on with the settings it had; leave these settings out, "
+                "or begin a new run from the checkpoint's weights with --model.pretrained"
             )
 
     def _tell_changed(self, claim: Mapping[str, Any]) -> None:
@@ -708,6 +723,7 @@ class ZooTask(pl.LightningModule, ABC):
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
             "gradient_clip_val": trainer.gradient_clip_val,
             "precision": str(trainer.precision),
+            "limit_train_batches": trainer.limit_train_batches,
             "processes": trainer.world_size,
         }
 
@@ -762,6 +778,15 @@ class ZooTask(pl.LightningModule, ABC):
     def on_before_zero_grad(self, optimizer: Any) -> None:
         if self.trainer.global_step % 50 == 1:
             self._check_weights()
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self._told_to_stop |= put_off_stop(self.trainer)
+
+    def on_validation_end(self) -> None:
+        if self._told_to_stop:
+            self._told_to_stop = False
+            stop(self.trainer)
 
     def on_validation_start(self) -> None:
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
@@ -823,6 +848,7 @@ class ZooTask(pl.LightningModule, ABC):
         Not before: the trainer makes the training data to answer, and of data that was made before a checkpoint's
         state is read, a run that goes on starts the epoch again.
         """
+        self.has_begun = True
         close_finished_epoch(self.trainer)
         self._budget = self.trainer.estimated_stepping_batches
         for schedule in (config.scheduler for config in self.trainer.lr_scheduler_configs):
@@ -835,7 +861,7 @@ class ZooTask(pl.LightningModule, ABC):
     def _take_gathered(self) -> None:
         """Go on gathering the gradients of a step that a checkpoint was written in the midst of."""
         own = dict(self.named_parameters())
-        if wrong := [name for name, grad in self._gathered.items() if name not in own or grad.shape != own[name].shape]:
+        if wrong := [name for name, grad in self._gathered.items() if not _fits(grad, own.get(name))]:
             raise ZooError(f"checkpoint: its gradients of {listed(wrong)} fit no tensor; it was altered, take another")
         for name, grad in self._gathered.items():
             own[name].grad = grad.to(own[name])

@@ -1,10 +1,11 @@
 """What Lightning does wrong with runs of this zoo, put right; the one place that reaches into it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
 
@@ -19,11 +20,56 @@ def close_finished_epoch(trainer: pl.Trainer) -> None:
     loop = trainer.fit_loop
     epochs = loop.epoch_progress
     now: Any = epochs.current
-    if loop.restarting and now.ready == now.started == now.processed == now.completed + 1:
+    finished = now.ready == now.started == now.processed and now.processed > 0
+    if loop.restarting and finished:
         _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]
         loop.reset_restart_stage()
         loop.epoch_loop.reset_restart_stage()
-        epochs.increment_completed()
+        if now.completed < now.processed:  # written before the last callbacks were done
+            epochs.increment_completed()
+
+
+def keep_to_own_folder(trainer: pl.Trainer, states: dict[str, Any], resumed: str | Path | None) -> None:
+    """Let the states of ModelCheckpoints name no files but those in their own folders, by their present places.
+
+    What they name is deleted once something better is there, and their paths are those of the machine and the folder
+    that wrote them; a stranger's may be any.
+
+    Args:
+        trainer: whose callbacks are going to get the states.
+        states: of all callbacks, by their keys.
+        resumed: the checkpoint that the run goes on from.
+    """
+    for callback in getattr(trainer, "checkpoint_callbacks", []):
+        state = states.get(callback.state_key)
+        if not isinstance(callback, ModelCheckpoint) or not isinstance(state, dict):
+            continue
+        folder = Path(callback.dirpath or ".")
+        same_run = resumed is not None and Path(resumed).resolve().parent == folder.resolve()
+
+        def placed(name: object, folder: Path = folder, same_run: bool = same_run) -> str:
+            file = folder / Path(str(name)).name
+            return str(file) if same_run and name and file.suffix == ".ckpt" and file.is_file() else ""
+
+        best = {placed(name): score for name, score in dict(state.get("best_k_models") or {}).items() if placed(name)}
+        kept = {name: placed(state.get(name)) for name in ("best_model_path", "kth_best_model_path", "last_model_path")}
+        states[callback.state_key] = {**state, **kept, "best_k_models": best, "dirpath": callback.dirpath}
+        if not best:
+            forgotten = ("best_model_score", "kth_value", "current_score")
+            states[callback.state_key] |= {name: getattr(callback, name) for name in forgotten}
+
+
+def put_off_stop(trainer: pl.Trainer) -> bool:
+    """Take back that a run was told to stop; whether it was. Lightning would stop in the midst of a validation, with
+    averages in place of the weights."""
+    signals = trainer._signal_connector
+    told, signals.received_sigterm = signals.received_sigterm, False
+    return bool(told)
+
+
+def stop(trainer: pl.Trainer) -> None:
+    """Tell a run to stop after this step."""
+    trainer._signal_connector.received_sigterm = True
 
 
 def average_no_indices(trainer: pl.Trainer) -> None:
