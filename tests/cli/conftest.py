@@ -69,6 +69,5 @@ def _small_pictures(config, picture_folder, cifar_folder, monkeypatch) -> list[o
     if "own_folder" in config:
         data = ["--data.path", picture_folder, "--data.batch_size", 4]
         return [*data, "--model.options", '{"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}']
-    if "tiny" in config:  # as large as the others
-        return ["--model.options", '{"embed_dim": 24, "depth": 2, "num_heads": 3}', "--data.batch_size", 16]
-    return []
+    size = ["--data.batch_size", 16]
+    return [*size, "--model.options", '{"embed_dim": 24, "depth": 2, "num_heads": 3}'] if "tiny" in config else size

@@ -1,24 +1,8 @@
-"""Every config in configs/ runs, on small data and at a small size."""
+"""What the configs are to have in common; test_going_on.py runs every one of them."""
 
-from pathlib import Path
-
-import pytest
 import yaml
 
 from tests.cli.conftest import CONFIGS, NAMES
-
-
-@pytest.mark.parametrize("config", NAMES)
-def test_config_fits_two_steps_validates_and_leaves_its_run(config, lightning, small, tmp_path):
-    lightning(
-        *("fit", *small(config), "--trainer.max_steps", 2, "--trainer.val_check_interval", 2),
-        *("--trainer.check_val_every_n_epoch", "null", "--trainer.limit_val_batches", 2),
-    )
-    run = tmp_path / "runs" / Path(config).with_suffix("") / "version_0"
-    assert (run / "checkpoints" / "best.ckpt").is_file()
-    assert (run / "checkpoints" / "last.ckpt").is_file()
-    assert (run / "config.yaml").is_file()
-    assert list(run.glob("events.out.tfevents*"))
 
 
 def test_every_family_has_configs():

@@ -53,7 +53,9 @@ def test_every_config_keeps_its_newest_state(config):
 @pytest.fixture
 def overfitting(monkeypatch):
     """Every epoch but the first makes a model worse."""
-    monkeypatch.setattr(ModelCheckpoint, "check_monitor_top_k", lambda self, *_: not self.best_k_models)
+    monkeypatch.setattr(
+        ModelCheckpoint, "check_monitor_top_k", lambda self, _, current: current is not None and not self.best_k_models
+    )
 
 
 def test_a_killed_run_goes_on_from_its_newest_state_not_from_its_best(overfitting, lightning, tmp_path):
@@ -120,6 +122,23 @@ def test_a_table_of_figures_is_not_lost_when_its_run_goes_on(lightning, capsys, 
     assert pd.read_csv(tmp_path / "runs/table/version_0/metrics.csv")["step"].max() == 15
 
 
+def test_a_run_whose_folder_was_renamed_goes_on_with_its_best(overfitting, lightning):
+    lightning("fit", *GRAPH, *TWO)
+    Path("runs/graph/breast_cancer/version_0").rename("runs/graph/breast_cancer/mine")
+    lightning("fit", *GRAPH, *FOUR, *LAST)
+    folder = Path("runs/graph/breast_cancer/mine/checkpoints")
+    assert (step_of(folder / "best.ckpt"), step_of(folder / "last.ckpt")) == (4, 16)
+
+
+def test_a_home_folder_is_expanded_in_the_folder_of_a_logger(lightning, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    arguments = logger({**CSV, "init_args": {"save_dir": "~/r", "name": "n"}})
+    lightning("fit", *GRAPH, *TWO, *arguments)
+    lightning("fit", *GRAPH, *FOUR, *arguments, *LAST)
+    assert step_of(tmp_path / "home/r/n/version_0/checkpoints/last.ckpt") == 16
+    assert not Path("~").exists()
+
+
 def test_last_says_where_it_looked(lightning, capsys):
     message = refused(lightning, capsys, "fit", *GRAPH, *logger(BOARD), *LAST)
     assert re.search(r"--ckpt_path: got last, but no run under 'runs.board' has a last.ckpt", message)
@@ -148,6 +167,17 @@ def test_a_users_own_config_stays_as_it_is(command, lightning, tmp_path):
     kept = [name for name in files() if not name.startswith("lightning_logs/version_0/")]
     assert kept == ["config.yaml", *(["predictions.csv"] if command == "predict" else [])]
     assert "max_epochs: 2" in Path("lightning_logs/version_0/config.yaml").read_text()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--trainer.logger", "false")])
+def test_a_trial_run_leaves_nothing(arguments, lightning):
+    lightning("fit", *GRAPH, "--trainer.fast_dev_run", "1", *arguments)
+    assert files() == []
+
+
+def test_a_name_that_is_no_utf8_is_refused_in_words(lightning, capsys):
+    message = refused(lightning, capsys, "fit", *GRAPH, "--data.features", "caf\udce9.csv")
+    assert "got a name whose bytes are no UTF-8; rename that file or folder" in message
 
 
 def test_two_runs_without_a_logger_have_a_folder_each(lightning):
