@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -213,6 +214,12 @@ def test_no_command_runs_what_a_checkpoint_says(family, place, strange, planted,
         run(["zoo", "generate", "--ckpt", file, "--max-new-tokens", "1"], monkeypatch)
     if family == "graph":
         run(["zoo", "explain", "--ckpt", file, "--out", "nodes.csv"], monkeypatch)
+
+
+@pytest.mark.parametrize("place", ["settings", "data", "task", "data class"])
+def test_verify_says_what_every_other_command_would_refuse(place, strange, capsys, monkeypatch):
+    run(["zoo", "verify", str(strange("vision", place))], monkeypatch)
+    assert re.search("isn't safe to use|no class of this zoo", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("place", PLACES)
