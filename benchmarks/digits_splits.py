@@ -25,7 +25,7 @@ import torch
 from sklearn.svm import SVC
 
 from datamodules import ImageDataModule
-from zoo.lightning_cli import ZooCLI
+from zoo.cli.lightning import ZooCLI
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "vit"
 NAMES = ("digits_damcha", "digits_damcha_independent", "digits_static", "digits_standard")

@@ -13,8 +13,8 @@ import json
 from dataclasses import replace
 
 from zoo.catalogue import load_pretrained, measure
-from zoo.identity import read_checkpoint, read_claim
-from zoo.shelf import read_index, shelf_folder
+from zoo.checkpoint.identity import read_checkpoint, read_claim
+from zoo.checkpoint.index import read_index, shelf_folder
 
 
 def main() -> None:

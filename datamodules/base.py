@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import Dataset
 
 from datamodules.loaders import ResumableLoader, ShuffledSampler, StillSampler
+from zoo.checkpoint.identity import digest, read_claim
+from zoo.checkpoint.index import open_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import digest, read_claim
-from zoo.shelf import open_checkpoint
 
 SPLITS = ("train", "val", "test")
 

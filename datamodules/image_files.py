@@ -23,8 +23,8 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from torchvision.datasets import CIFAR10, CIFAR100, MNIST, FashionMNIST
 from tqdm import tqdm
 
+from zoo.checkpoint.remote import default_cache
 from zoo.errors import ZooError
-from zoo.remote import default_cache
 
 SETS: dict[str, Any] = {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion_mnist": FashionMNIST}
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # for some others Pillow runs programs of the machine

@@ -15,8 +15,8 @@ from datamodules.base import SPLITS
 from datamodules.folders import files_below, folders_in, is_utf8
 from datamodules.image_files import Pictures, stamp
 from datamodules.image_labels import read_labels, refuse_missing
+from zoo.checkpoint.identity import canonical_json
 from zoo.errors import ZooError, listed
-from zoo.identity import canonical_json
 from zoo.lookalikes import appearance, refuse_look_alikes
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")

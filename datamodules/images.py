@@ -35,10 +35,10 @@ from datamodules.image_transforms import (
     warn_of_twins,
 )
 from datamodules.loaders import ResumableLoader
+from zoo.checkpoint.identity import read_checkpoint, read_claim
+from zoo.checkpoint.index import find_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError, listed
-from zoo.identity import read_checkpoint, read_claim
 from zoo.lookalikes import refuse_look_alikes
-from zoo.shelf import find_checkpoint
 
 _INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
 

@@ -24,11 +24,11 @@ from datamodules.table_labels import (
     kind_of,
     refuse_missing_labels,
 )
+from zoo.checkpoint.identity import read_checkpoint, read_claim
+from zoo.checkpoint.index import find_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
-from zoo.identity import read_checkpoint, read_claim
 from zoo.lookalikes import refuse_look_alikes
-from zoo.shelf import find_checkpoint
 
 
 class TableRows(Dataset[dict[str, Any]]):

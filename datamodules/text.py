@@ -21,10 +21,10 @@ from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
 from datamodules.text_files import Corpus, find_files, stdlib_files
 from datamodules.text_reading import PIECE, no_text, read_head, whole_characters
+from zoo.checkpoint.identity import digest, read_checkpoint, read_claim
+from zoo.checkpoint.index import resolve
+from zoo.checkpoint.remote import default_cache
 from zoo.errors import ZooError
-from zoo.identity import digest, read_checkpoint, read_claim
-from zoo.remote import default_cache
-from zoo.shelf import resolve
 from zoo.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_identity, train_bpe
 
 _FORMAT = 2  # part of the cache key: raise it when the files in the cache change their meaning

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from timm.data import resolve_data_config
 
-import zoo.exchange
+import zoo.exchange.exporting as exporting
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from tests.cli.test_lightning import QUIET
 from zoo.catalogue import load_pretrained
+from zoo.checkpoint.identity import digest, read_checkpoint, read_claim
 from zoo.cli import zoo_main
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.exchange import export_model, import_weights
 from zoo.graph import AdjacencySpec
-from zoo.identity import digest, read_checkpoint, read_claim
 from zoo.models.decoder import LanguageModel
 from zoo.models.graph_tokens import GraphTokenModel
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask
@@ -282,16 +282,16 @@ def test_packed_attention_compiles_as_one_graph_with_its_gradients(models):
 
 def test_a_graph_that_gives_other_outputs_is_not_kept(models, monkeypatch, tmp_path):
     other = SimpleNamespace(module=lambda: lambda x: torch.zeros(len(x), 10))
-    monkeypatch.setattr(zoo.exchange, "_traced", lambda *_: None)
-    monkeypatch.setattr(zoo.exchange.torch.export, "save", lambda _, file, **__: file.write_bytes(b"half"))
-    monkeypatch.setattr(zoo.exchange.torch.export, "load", lambda *_: other)
+    monkeypatch.setattr(exporting, "_traced", lambda *_: None)
+    monkeypatch.setattr(exporting.torch.export, "save", lambda _, file, **__: file.write_bytes(b"half"))
+    monkeypatch.setattr(exporting.torch.export, "load", lambda *_: other)
     with pytest.raises(ZooError, match="--to: what was written gives other outputs"):
         export_model(models["vision"], "torch-export", "model.pt2")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_network_that_cannot_be_traced_is_refused_in_one_line(models, monkeypatch):
-    monkeypatch.setattr(zoo.exchange.torch.export, "export", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(exporting.torch.export, "export", lambda *_, **__: 1 / 0)
     with pytest.raises(ZooError, match=r"--to: damcha_vit_.* can't be written as onnx \(division by zero\); safe"):
         export_model(models["vision"], "onnx", "model.onnx")
 
@@ -509,8 +509,8 @@ def test_a_mistake_in_an_import_ends_in_one_line(given, message, models, capsys,
 
 
 def test_a_package_that_is_not_installed_is_named(capsys, monkeypatch, models):
-    real = zoo.exchange.importlib.util.find_spec
-    monkeypatch.setattr(zoo.exchange.importlib.util, "find_spec", lambda name: None if name == "onnx" else real(name))
+    real = exporting.importlib.util.find_spec
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None if name == "onnx" else real(name))
     line = refused(capsys, "export", models["vision"], "--to", "onnx", "--out", "x.onnx")
     assert line == "error: --to: got onnx, which needs onnx; pip install onnx, or 'damcha-zoo[export]' for all of it"
 
@@ -521,7 +521,7 @@ def test_a_kill_while_writing_leaves_what_was_there(models, monkeypatch, tmp_pat
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(zoo.exchange, "verify_file", interrupt)
+    monkeypatch.setattr(exporting, "verify_file", interrupt)
     export_model(models["graph"], "safetensors", "b.safetensors")
     with pytest.raises(KeyboardInterrupt):
         import_weights("b.safetensors", "b.ckpt", overwrite=True)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import yaml
 
 from zoo.catalogue import check_metrics
-from zoo.identity import read_checkpoint
-from zoo.shelf import read_index
+from zoo.checkpoint.identity import read_checkpoint
+from zoo.checkpoint.index import read_index
 from zoo.tasks import LanguageModelTask
 
 SHELF = Path(__file__).parents[1] / "checkpoints"

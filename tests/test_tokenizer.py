@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from zoo.checkpoint.identity import digest
 from zoo.errors import ZooError
-from zoo.identity import digest
 from zoo.tokenizer import _LONGEST, END_OF_TEXT, ByteTokenizer, tokenizer_from_identity, train_bpe
 
 BPE = train_bpe(["def alpha(x): return x\n" * 20, "für immer und ewig\n" * 20], 320)

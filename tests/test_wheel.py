@@ -25,7 +25,8 @@ COMMANDS = [
 RUN = """
 import contextlib, io, json, os, sys
 import zoo
-found = {"file": zoo.__file__, "early": sorted({"zoo.shelf", "zoo.remote", "jsonschema"} & set(sys.modules))}
+early = {"zoo.checkpoint.index", "zoo.checkpoint.remote", "jsonschema"} & set(sys.modules)
+found = {"file": zoo.__file__, "early": sorted(early)}
 from zoo.cli import zoo_main
 for args in json.load(sys.stdin):
     out, err, code = io.StringIO(), io.StringIO(), 0

@@ -5,10 +5,10 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import nn
 
+from zoo.checkpoint.identity import read_checkpoint, read_claim
+from zoo.checkpoint.index import Entry, check_file, entry_of, find_checkpoint, read_index
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.families import FAMILIES, data_class, task_class
-from zoo.identity import read_checkpoint, read_claim
-from zoo.shelf import Entry, check_file, entry_of, find_checkpoint, read_index
 from zoo.tasks import ZooTask
 from zoo.tasks.pretrained import not_finite
 

@@ -5,8 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+from zoo.checkpoint.index import companion, read_index, shipped
 from zoo.errors import ZooError
-from zoo.shelf import companion, read_index, shipped
 
 _SIDE_FILE = re.compile(r"(?<![\w/.-])configs/([\w/-]+\.(?:csv|tsv|parquet|txt|jsonl))\b")
 

@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.oracles.compare import MODES, TIGHT, gradients, randomized
 from tests.oracles.damcha import DecoderOracle
-from zoo.attention import deferred
+from zoo.attention.damcha import deferred
 from zoo.models.decoder import Decoder
 
 # The low-rank generator takes ordinary autograd; with a layer bias, every layer adds its own.

@@ -24,7 +24,7 @@ from tests.oracles.compare import (
 )
 from tests.oracles.damcha import GeneratorOracle, context, row_sums
 from zoo.attention import PrefixState, StructuredMLPForM
-from zoo.attention.blocks import mean_context, prefix_mean_context
+from zoo.attention.damcha.contexts import mean_context, prefix_mean_context
 from zoo.errors import ZooError
 
 PADDINGS = st.sampled_from(["none", "left", "right", "scattered"])

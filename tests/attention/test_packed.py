@@ -26,9 +26,9 @@ from tests.oracles.compare import (
     randomized,
 )
 from tests.oracles.packed import packed_attention
-from zoo.attention import edges, packed
-from zoo.attention.edges import IndexedEdges
-from zoo.attention.packed import PackedMultiheadAttention, check_packed_layers
+from zoo.attention.packed import PackedMultiheadAttention, check_packed_layers, edges
+from zoo.attention.packed import attention as packed
+from zoo.attention.packed.edges import IndexedEdges
 from zoo.errors import CheckpointMismatchError, Kpnn2Error, ZooError
 from zoo.graph import parse_adjacency
 

@@ -14,10 +14,10 @@ import torch
 from tests.cli.test_lightning import CONFIGS, QUIET, refused
 from tests.tasks.test_graph import EDGES, TINY, table
 from tests.tasks.test_language import SILENT, altered
-from zoo.checkpoint_io import CheckedCheckpointIO
+from zoo.checkpoint.identity import read_checkpoint
+from zoo.checkpoint.writing import CheckedCheckpointIO
 from zoo.cli import zoo_main
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import read_checkpoint
 from zoo.tasks import GraphPredictionTask, LanguageModelTask
 
 OWN = CONFIGS / "own_text.yaml"

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from zoo.identity import read_checkpoint
+from zoo.checkpoint.identity import read_checkpoint
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "lm"
 QUIET = ("--trainer.enable_progress_bar", "false", "--trainer.logger", "false")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.cli.test_lightning import CONFIGS, QUIET
-from zoo.identity import read_checkpoint
+from zoo.checkpoint.identity import read_checkpoint
 from zoo.tasks import LanguageModelTask
 
 GRAPH = CONFIGS.parent / "graph" / "breast_cancer.yaml"

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.cli.conftest import CONFIGS, NAMES
 from tests.cli.test_lightning import refused
-from zoo.identity import read_checkpoint
+from zoo.checkpoint.identity import read_checkpoint
 
 GRAPH = ("--config", CONFIGS / "graph" / "breast_cancer.yaml", "--trainer.enable_progress_bar", "false")
 GRAPH += ("--trainer.enable_model_summary", "false", "--trainer.limit_train_batches", "4")

@@ -9,8 +9,8 @@ from PIL import Image
 
 from datamodules.image_files import Pictures
 from tests.cli.test_lightning import CONFIGS, QUIET, refused
+from zoo.checkpoint.identity import read_checkpoint
 from zoo.errors import ZooError
-from zoo.identity import read_checkpoint
 
 DIGITS = CONFIGS.parent / "vit" / "digits_damcha.yaml"
 OWN = CONFIGS.parent / "vit" / "own_folder.yaml"

@@ -14,8 +14,8 @@ import datamodules.image_files
 from datamodules.image_files import find_twins
 from datamodules.image_folders import find_classes, find_labelled, split_words
 from datamodules.images import ImageDataModule
+from zoo.checkpoint.identity import digest
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import digest
 
 NFC = "é"
 NFD = unicodedata.normalize("NFD", NFC)

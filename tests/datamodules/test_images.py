@@ -32,9 +32,9 @@ import datamodules.image_files
 from datamodules.image_files import check_pictures, open_picture
 from datamodules.image_transforms import Look, policy, split_pictures
 from datamodules.images import ImageDataModule
+from zoo.checkpoint.identity import digest
+from zoo.cli.lightning import checkpoint_config
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import digest
-from zoo.lightning_cli import checkpoint_config
 
 ORIENTATION = 0x112  # of EXIF
 

@@ -18,9 +18,9 @@ from datamodules.table_columns import split_rows
 from datamodules.table_files import breast_cancer_edges, breast_cancer_table, read_table
 from datamodules.table_labels import decide_problem, sort_classes
 from datamodules.tables import GraphTableDataModule
+from zoo.checkpoint.identity import digest
 from zoo.errors import CheckpointMismatchError, Kpnn2Error, ZooError
 from zoo.graph import AdjacencySpec, parse_adjacency
-from zoo.identity import digest
 
 INPUTS = ["a", "b", "c"]
 EDGES = pd.DataFrame([("a", "h"), ("b", "h"), ("c", "h"), ("h", "out")], columns=["source", "target"])

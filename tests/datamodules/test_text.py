@@ -132,7 +132,7 @@ def test_bpe_learns_from_the_training_split_alone(tmp_path):
 def test_a_checkpoint_as_tokenizer_gives_its_vocabulary_to_other_text(trained, tmp_path):
     (tmp_path / "other.txt").write_text("wholly different text\n" * 200)
     data = ready(tmp_path / "other.txt", tokenizer=str(trained))
-    from zoo.identity import read_checkpoint
+    from zoo.checkpoint.identity import read_checkpoint
 
     identity = read_checkpoint(trained)["zoo"]["identity"]
     assert data.identity()["tokens"] == identity["tokens"]

@@ -22,12 +22,12 @@ import torch
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from tests.cli.test_lightning import QUIET
 from tests.tasks.test_language import SILENT
-from tests.test_shelf import record
+from tests.checkpoint.test_index import record
+from zoo.checkpoint.identity import check_plain, read_claim
+from zoo.checkpoint.index import read_index
 from zoo.cli import lightning_main, zoo_main
 from zoo.errors import ZooError
 from zoo.families import FAMILIES
-from zoo.identity import check_plain, read_claim
-from zoo.shelf import read_index
 from zoo.tasks import ImageClassificationTask
 
 SHELF = Path(__file__).parents[2] / "checkpoints"

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo.attention.metric import StructuredMLPForM
+from zoo.attention.damcha.metric import StructuredMLPForM
 from zoo.errors import ZooError
 from zoo.models.decoder import DecoderCache, LanguageModel, choose_tokens, sinusoids
 

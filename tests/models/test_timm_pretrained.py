@@ -8,9 +8,9 @@ import timm
 import torch
 
 import zoo
+from zoo.checkpoint.identity import digest
+from zoo.checkpoint.index import read_index, shipped
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import digest
-from zoo.shelf import read_index, shipped
 
 NAME, ENTRY = "damcha_vit_tiny_patch4_32", "digits_damcha_tiny"
 IDENTITY = {

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score, f1_score, r2_score, roc_auc_score
 
 from datamodules.tables import GraphTableDataModule
+from zoo.checkpoint.identity import digest
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import digest
 from zoo.tasks import GraphPredictionTask, LanguageModelTask
 
 TINY = {"embed_dim": 8, "num_heads": 2, "n_layers": 2, "dropout": 0.0, "lr": 1e-2}
@@ -386,7 +386,7 @@ def test_chunks_of_edges_change_no_number(saved):
 
 def test_identity_survives_the_checkpoint(saved):
     path, task, data = saved
-    from zoo.identity import read_checkpoint
+    from zoo.checkpoint.identity import read_checkpoint
 
     claim = read_checkpoint(path)["zoo"]
     assert claim["digest"] == digest(data.identity()) == digest(task.data_identity)

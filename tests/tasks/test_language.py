@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from datamodules import TextDataModule
+from zoo.checkpoint.identity import digest, read_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import digest, read_checkpoint
 from zoo.tasks import LanguageModelTask
 from zoo.tasks.language import BitsPerByte
 

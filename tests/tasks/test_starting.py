@@ -16,11 +16,11 @@ from datamodules.table_files import read_edges
 from tests.conftest import write_corpus
 from zoo.adapters import projections
 from zoo.catalogue import load_pretrained
+from zoo.checkpoint.identity import digest, read_checkpoint
+from zoo.checkpoint.transfer import summary
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.exchange import export_model
-from zoo.identity import digest, read_checkpoint
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask
-from zoo.transfer import summary
 
 SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 NETWORK = {"d_model": 16, "n_heads": 2, "d_ff": 32, "n_layers": 2, "mlp_hidden": [8]}

@@ -13,8 +13,8 @@ from PIL import Image
 from sklearn.metrics import f1_score
 
 from datamodules import ImageDataModule
+from zoo.checkpoint.identity import read_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import read_checkpoint
 from zoo.tasks import ImageClassificationTask
 from zoo.tasks.vision import metrics_for
 

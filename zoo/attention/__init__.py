@@ -1,14 +1,22 @@
 """The attention layers of the zoo."""
 
-from zoo.attention.blocks import PrefixState
-from zoo.attention.damcha import AttentionCache, GeneratorOptions, MBasedAttention, check_mode
-from zoo.attention.metric import BlockMetrics, StructuredMLPForM
+from zoo.attention.damcha import (
+    AttentionCache,
+    BlockMetrics,
+    GeneratorOptions,
+    MBasedAttention,
+    PrefixState,
+    StructuredMLPForM,
+    check_mode,
+)
+from zoo.attention.packed import PackedMultiheadAttention
 
 __all__ = [
     "AttentionCache",
     "BlockMetrics",
     "GeneratorOptions",
     "MBasedAttention",
+    "PackedMultiheadAttention",
     "PrefixState",
     "StructuredMLPForM",
     "check_mode",

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.attention import AttentionCache, GeneratorOptions, MBasedAttention, PrefixState, StructuredMLPForM, check_mode
-from zoo.attention.metric import BlockMetrics, check_dropout, check_input
+from zoo.attention.damcha.metric import BlockMetrics, check_dropout, check_input
 from zoo.errors import ZooError
 
 

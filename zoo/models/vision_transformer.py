@@ -20,7 +20,7 @@ from timm.models._features import feature_take_indices  # timm has no public nam
 from torch import Tensor, nn
 
 from zoo.attention import BlockMetrics, GeneratorOptions, MBasedAttention, StructuredMLPForM, check_mode
-from zoo.attention.metric import check_dropout
+from zoo.attention.damcha.metric import check_dropout
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 
 
@@ -362,8 +362,8 @@ class VisionTransformer(timm_vit.VisionTransformer):
         if checkpoint_path.endswith(".npz"):
             super().load_pretrained(checkpoint_path, prefix)
             return
-        from zoo.identity import read_checkpoint, read_claim  # here, as importing the models needs neither
-        from zoo.shelf import find_checkpoint
+        from zoo.checkpoint.identity import read_checkpoint, read_claim  # here, as importing the models needs neither
+        from zoo.checkpoint.index import find_checkpoint
 
         path = find_checkpoint(checkpoint_path)
         checkpoint = read_checkpoint(path)

@@ -23,9 +23,7 @@ from torchmetrics import Metric
 
 from zoo.adapters import BASE, add_lora, merge_lora, projections
 from zoo.attention.packed import check_packed_layers
-from zoo.checkpoint_io import CheckedCheckpointIO, is_usual
-from zoo.errors import CheckpointMismatchError, ZooError, listed
-from zoo.identity import (
+from zoo.checkpoint.identity import (
     CHECKPOINT_KEY,
     PROVENANCE,
     canonical_json,
@@ -36,10 +34,12 @@ from zoo.identity import (
     read_checkpoint,
     read_claim,
 )
-from zoo.shelf import open_checkpoint
+from zoo.checkpoint.index import open_checkpoint
+from zoo.checkpoint.transfer import Fate, summary
+from zoo.checkpoint.writing import CheckedCheckpointIO, is_usual
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.tasks.mends import average_no_indices, close_finished_epoch, keep_to_own_folder, put_off_stop, stop
 from zoo.tasks.pretrained import NETWORK, Pretrained
-from zoo.transfer import Fate, summary
 
 GRADIENTS = "gathered_gradients"  # where a checkpoint in the midst of a step's batches keeps their gradients so far
 IDENTITY_TENSOR = "data_identity"  # where a bare state dict keeps the identity, as the UTF-8 of its canonical JSON

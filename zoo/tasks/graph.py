@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MultilabelAccuracy
 
+from zoo.checkpoint.transfer import Fate, adapt_table
 from zoo.errors import ZooError
 from zoo.graph import AdjacencySpec
 from zoo.models.graph_tokens import GraphTokenModel
@@ -28,7 +29,6 @@ from zoo.tasks.scores import (
     as_written,
     full_precision,
 )
-from zoo.transfer import Fate, adapt_table
 
 
 def metrics_for(problem: str, names: Sequence[str], prefix: str, unit: float = 1.0) -> MetricCollection:

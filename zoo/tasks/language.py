@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MetricCollection
 
+from zoo.checkpoint.transfer import Fate, adapt_text
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
 from zoo.tasks.base import layer_depths
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import Ratio, ScoredTask, full_precision
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity
-from zoo.transfer import Fate, adapt_text
 
 
 class CrossEntropy(Ratio):

@@ -7,10 +7,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from zoo.checkpoint.identity import read_checkpoint, read_claim
+from zoo.checkpoint.index import resolve
+from zoo.checkpoint.transfer import weights_digest
 from zoo.errors import CheckpointMismatchError, ZooError, listed
-from zoo.identity import read_checkpoint, read_claim
-from zoo.shelf import resolve
-from zoo.transfer import weights_digest
 
 NETWORK = "network."  # where a task's state dict keeps its network
 

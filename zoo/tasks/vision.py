@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from zoo.checkpoint.index import resolve
+from zoo.checkpoint.transfer import Fate, adapt_pictures
 from zoo.errors import ZooError, listed
-from zoo.shelf import resolve
 from zoo.tasks.base import plain
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import (
@@ -30,7 +31,6 @@ from zoo.tasks.scores import (
     best,
     full_precision,
 )
-from zoo.transfer import Fate, adapt_pictures
 
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
 _NOT_OPTIONS = {

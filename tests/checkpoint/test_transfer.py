@@ -15,11 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
 from datamodules import ImageDataModule
+from zoo.checkpoint.identity import read_checkpoint
+from zoo.checkpoint.transfer import Fate, adapt_pictures, summary
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import read_checkpoint
 from zoo.tasks import ImageClassificationTask
 from zoo.tasks.vision import _Pretrained
-from zoo.transfer import Fate, adapt_pictures, summary
 
 TINY = {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3}
 SILENT = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}

@@ -10,9 +10,9 @@ from typing import IO, Any
 
 import jsonschema
 
+from zoo.checkpoint.identity import read_checkpoint
+from zoo.checkpoint.remote import fetch, is_address, place_of, sha256_of
 from zoo.errors import ZooError, listed
-from zoo.identity import read_checkpoint
-from zoo.remote import fetch, is_address, place_of, sha256_of
 
 _TEXT = {"type": "string", "minLength": 1}
 _FILE = {"type": "string", "pattern": r"^[\w-][\w.-]*(/[\w-][\w.-]*)*$"}  # below the index's folder
@@ -101,8 +101,8 @@ class Entry:
 
 def shipped(kind: str) -> Path:
     """The folder of the ``checkpoints`` or ``configs`` that ship: in an installed package, or beside it in a clone."""
-    inside = Path(__file__).parent / "_data" / kind
-    return inside if inside.is_dir() else Path(__file__).parents[1] / kind
+    inside = Path(__file__).parents[1] / "_data" / kind
+    return inside if inside.is_dir() else Path(__file__).parents[2] / kind
 
 
 def shelf_folder() -> Path:

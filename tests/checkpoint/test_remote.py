@@ -13,15 +13,15 @@ import torch
 
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from tests.cli.test_lightning import QUIET, refused
-from tests.test_shelf import record
+from tests.checkpoint.test_index import record
 from zoo.catalogue import load_pretrained
+from zoo.checkpoint.index import _fetch_index, _read_index, entry_of, read_index, resolve
+from zoo.checkpoint.remote import default_cache, fetch, is_address, place_of, sha256_of
 from zoo.cli import zoo_main
 from zoo.errors import ZooError
-from zoo.remote import default_cache, fetch, is_address, place_of, sha256_of
-from zoo.shelf import _fetch_index, _read_index, entry_of, read_index, resolve
 from zoo.tasks import LanguageModelTask
 
-REAL = Path(__file__).parents[1] / "checkpoints"
+REAL = Path(__file__).parents[2] / "checkpoints"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):

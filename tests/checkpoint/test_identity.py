@@ -5,8 +5,8 @@ import pickle
 import pytest
 import torch
 
+from zoo.checkpoint.identity import canonical_json, check_identity, differences, digest, read_checkpoint, read_claim
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import canonical_json, check_identity, differences, digest, read_checkpoint, read_claim
 
 
 def test_digest_is_sha256_of_canonical_json():

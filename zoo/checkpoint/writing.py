@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 
+from zoo.checkpoint.index import open_checkpoint
 from zoo.errors import ZooError
-from zoo.shelf import open_checkpoint
 
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("callbacks", "loops", "gathered_gradients", "hyper_parameters"), dict),

@@ -12,14 +12,14 @@ import torch
 import zoo
 from tests.cli.test_lightning import QUIET, refused
 from zoo.catalogue import check_metrics, list_models, load_pretrained, verify
+from zoo.checkpoint.identity import read_checkpoint, read_claim
+from zoo.checkpoint.index import check_file, entry_of, read_index, resolve
 from zoo.cli import zoo_main
 from zoo.configs import find_config
 from zoo.errors import CheckpointMismatchError, ZooError
-from zoo.identity import read_checkpoint, read_claim
-from zoo.shelf import check_file, entry_of, read_index, resolve
 from zoo.tasks import ImageClassificationTask, LanguageModelTask
 
-REAL = Path(__file__).parents[1] / "checkpoints"
+REAL = Path(__file__).parents[2] / "checkpoints"
 CONFIGS = REAL.parent / "configs"
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.oracles.compare import SEEDS, TIGHT, LargestTensor, assert_same_with_gradients, examples, padding, randomized
 from tests.oracles.damcha import block_start, context
-from zoo.attention import BlockMetrics, MBasedAttention, PrefixState, StructuredMLPForM, deferred
-from zoo.attention.blocks import block_contexts
+from zoo.attention import BlockMetrics, MBasedAttention, PrefixState, StructuredMLPForM
+from zoo.attention.damcha import deferred
+from zoo.attention.damcha.contexts import block_contexts
 from zoo.errors import ZooError
 from zoo.models.decoder import Decoder
 

@@ -54,7 +54,7 @@ def _one_line(run: Callable[[], object]) -> None:
 
 def lightning_main() -> None:
     """Entry point of ``lightning`` and of ``python -m zoo``."""
-    from zoo.lightning_cli import ZooCLI
+    from zoo.cli.lightning import ZooCLI
 
     _one_line(ZooCLI)
 
@@ -158,9 +158,9 @@ def _add_explain(commands: Any) -> None:
 
 def _explain(chosen: argparse.Namespace) -> None:
     from datamodules.tables import GraphTableDataModule
+    from zoo.checkpoint.identity import read_checkpoint, read_claim
+    from zoo.checkpoint.index import resolve
     from zoo.explain import draw, explain
-    from zoo.identity import read_checkpoint, read_claim
-    from zoo.shelf import resolve
     from zoo.tasks import GraphPredictionTask
 
     out = Path(chosen.out)
@@ -205,7 +205,7 @@ def _add_list(commands: Any) -> None:
 
 
 def _list(chosen: argparse.Namespace) -> None:
-    from zoo.shelf import read_index
+    from zoo.checkpoint.index import read_index
 
     entries = [entry for entry in read_index().values() if chosen.family in (None, entry.family)]
     if chosen.json:
@@ -227,7 +227,7 @@ def _add_show(commands: Any) -> None:
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    from zoo.shelf import companion, entry_of, whereabouts
+    from zoo.checkpoint.index import companion, entry_of, whereabouts
 
     entry = entry_of(chosen.name)
     print(companion(entry, entry.card).read_text(encoding="utf-8").rstrip())
@@ -249,9 +249,9 @@ def _add_verify(commands: Any) -> None:
 
 def _verify(chosen: argparse.Namespace) -> None:
     from zoo.catalogue import check_metrics, verify, verify_file
-    from zoo.lightning_cli import quiet_advertisements
-    from zoo.remote import is_address
-    from zoo.shelf import entry_of, read_index
+    from zoo.checkpoint.index import entry_of, read_index
+    from zoo.checkpoint.remote import is_address
+    from zoo.cli.lightning import quiet_advertisements
 
     if chosen.all == bool(chosen.names):
         raise ZooError("verify: give names, or --all")
@@ -335,8 +335,8 @@ def _add_import(commands: Any) -> None:
 
 
 def _import(chosen: argparse.Namespace) -> None:
+    from zoo.cli.lightning import quiet_advertisements, read_classes
     from zoo.exchange import import_weights
-    from zoo.lightning_cli import quiet_advertisements, read_classes
 
     quiet_advertisements()
     made_for = None if chosen.config is None else read_classes(chosen.config)
@@ -353,8 +353,8 @@ def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:
     import torch
 
     from zoo.catalogue import load_pretrained
-    from zoo.identity import read_checkpoint, read_claim
-    from zoo.shelf import resolve
+    from zoo.checkpoint.identity import read_checkpoint, read_claim
+    from zoo.checkpoint.index import resolve
 
     path = resolve(path)
     claim = read_claim(read_checkpoint(path), path)

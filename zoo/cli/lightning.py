@@ -21,10 +21,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
 from zoo.callbacks import BestAndLastCheckpoint, PredictionWriter
+from zoo.checkpoint.identity import read_checkpoint, read_claim
+from zoo.checkpoint.index import resolve
 from zoo.errors import ZooError, listed
 from zoo.families import class_path, data_class, task_class
-from zoo.identity import read_checkpoint, read_claim
-from zoo.shelf import resolve
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")

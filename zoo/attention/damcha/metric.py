@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zoo.attention.blocks import PrefixState, TokenBlocks, block_contexts, mean_context
-from zoo.attention.deferred import SharedMetrics, Workspace
+from zoo.attention.damcha.contexts import PrefixState, TokenBlocks, block_contexts, mean_context
+from zoo.attention.damcha.deferred import SharedMetrics, Workspace
 from zoo.errors import ZooError
 
 _FEW = 16  # contexts for which metrics are made at once where there are no gradients

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zoo.checkpoint.transfer import adapt_table, adapt_text, weights_digest
 from zoo.errors import ZooError
 from zoo.graph import parse_adjacency
 from zoo.models.decoder import LanguageModel
 from zoo.models.graph_tokens import GraphTokenModel
 from zoo.tokenizer import END_OF_TEXT, ByteTokenizer, train_bpe
-from zoo.transfer import adapt_table, adapt_text, weights_digest
 
 CODE = ["def alpha(beta):\n    return beta + 1\n" * 20]
 PLAY = ["Enter the king, and his alpha train. Now beta speaks: grün\n" * 20]

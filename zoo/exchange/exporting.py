@@ -27,9 +27,7 @@ from torch.export import Dim, ExportedProgram
 
 from zoo.adapters import has_lora
 from zoo.catalogue import TASKS, load_pretrained, verify_file
-from zoo.checkpoint_io import CheckedCheckpointIO
-from zoo.errors import CheckpointMismatchError, ZooError, listed
-from zoo.identity import (
+from zoo.checkpoint.identity import (
     CHECKPOINT_KEY,
     canonical_json,
     check_identity,
@@ -38,12 +36,14 @@ from zoo.identity import (
     read_checkpoint,
     read_claim,
 )
-from zoo.remote import is_address
-from zoo.shelf import Entry, companion, entry_of, find_checkpoint
+from zoo.checkpoint.index import Entry, companion, entry_of, find_checkpoint
+from zoo.checkpoint.remote import is_address
+from zoo.checkpoint.transfer import weights_digest
+from zoo.checkpoint.writing import CheckedCheckpointIO
+from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
 from zoo.tasks.base import IDENTITY_TENSOR, plain
 from zoo.tasks.pretrained import NETWORK, network_tensors
-from zoo.transfer import weights_digest
 
 FORMATS = {
     "safetensors": ".safetensors",

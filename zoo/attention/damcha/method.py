@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.blocks import PrefixState
-from zoo.attention.metric import BlockMetrics, StructuredMLPForM, check_dropout, check_heads, check_input
+from zoo.attention.damcha.contexts import PrefixState
+from zoo.attention.damcha.metric import BlockMetrics, StructuredMLPForM, check_dropout, check_heads, check_input
 from zoo.errors import ZooError
 
 

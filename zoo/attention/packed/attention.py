@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from zoo.attention.edges import CompressedEdges, Edges, IndexedEdges
+from zoo.attention.packed.edges import CompressedEdges, Edges, IndexedEdges
 from zoo.errors import CheckpointMismatchError, Kpnn2Error
 from zoo.graph import AdjacencySpec
 
