@@ -299,7 +299,7 @@ def test_cached_decoding_gives_the_uncached_output(kind, T, cuts, pad, spare, no
     if pad == "left, then none given":  # a prompt padded on its left, then new tokens, all of them real
         real[:, edges[1] :] = True
     x = x.masked_fill(~real.unsqueeze(-1), float("nan"))
-    cache, parts = DecoderCache(len(decoder.layers), T + spare), []
+    cache, parts = DecoderCache(decoder, T + spare), []
     with torch.no_grad():
         whole = decoder(x, None if pad == "none" else real)
         for start, end in itertools.pairwise(edges):

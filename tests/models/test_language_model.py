@@ -82,11 +82,11 @@ def test_the_fused_weight_is_summed_once_for_a_whole_generation(monkeypatch):
 
 def test_running_sum_in_the_cache_is_float32_for_a_bfloat16_model():
     model = make("shared").to(torch.bfloat16)
-    cache = DecoderCache(3, 8)
+    cache = DecoderCache(model.decoder, 8)
     with torch.no_grad():
         model(torch.tensor([[1, 2, 3]]), cache=cache)
-    assert cache.prefix.total.dtype == torch.float32
-    assert cache.prefix.count.tolist() == [[3.0]]
+    assert cache.shared.total.dtype == torch.float32
+    assert cache.shared.count.tolist() == [[3.0]]
 
 
 @pytest.mark.parametrize("mode", ["shared", "independent", "standard", "learned"])

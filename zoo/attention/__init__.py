@@ -1,23 +1,51 @@
-"""The attention layers of the zoo."""
+"""The attention layers of the zoo, and the register that stacks look them up in."""
 
-from zoo.attention.damcha import (
+from zoo.attention.base import (
+    Attention,
     AttentionCache,
+    AuxiliaryLoss,
+    Masks,
+    NoOptions,
+    StackStyle,
+    attention_class,
+    create_attention,
+    list_attentions,
+    option,
+    register_attention,
+)
+from zoo.attention.damcha import (
     BlockMetrics,
-    GeneratorOptions,
+    DamchaAttention,
+    DamchaOptions,
     MBasedAttention,
     PrefixState,
     StructuredMLPForM,
     check_mode,
 )
 from zoo.attention.packed import PackedMultiheadAttention
+from zoo.attention.standard import StandardAttention
+from zoo.attention.static import StaticAttention
 
 __all__ = [
+    "Attention",
     "AttentionCache",
+    "AuxiliaryLoss",
     "BlockMetrics",
-    "GeneratorOptions",
+    "DamchaAttention",
+    "DamchaOptions",
     "MBasedAttention",
+    "Masks",
+    "NoOptions",
     "PackedMultiheadAttention",
     "PrefixState",
+    "StackStyle",
+    "StandardAttention",
+    "StaticAttention",
     "StructuredMLPForM",
+    "attention_class",
     "check_mode",
+    "create_attention",
+    "list_attentions",
+    "option",
+    "register_attention",
 ]

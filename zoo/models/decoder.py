@@ -1,27 +1,30 @@
 """The language family's networks: the decoder stack, and the language model around it."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Unpack, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention import AttentionCache, GeneratorOptions, MBasedAttention, PrefixState, StructuredMLPForM, check_mode
-from zoo.attention.damcha.metric import BlockMetrics, check_dropout, check_input
+from zoo.attention.base import Attention, AttentionCache, Masks, check_dropout, check_input
+from zoo.attention.damcha.method import chosen_attention, switches_in
+from zoo.attention.stacks import layer_matrices, summed_losses
 from zoo.errors import ZooError
 
 
 class DecoderCache:
     """What a decoder keeps of the tokens it has seen, so that each new token costs one pass over itself alone.
 
-    Per layer the keys (the layer's own input slices) and values; per context the float32 running sum and count.
+    Args:
+        decoder: whose layers make their own caches.
+        capacity: how many tokens there is room for.
     """
 
-    def __init__(self, n_layers: int, capacity: int) -> None:
-        self.layers = [AttentionCache(capacity) for _ in range(n_layers)]
-        self.prefix = PrefixState()  # the stack's context, with share_mlp
+    def __init__(self, decoder: "Decoder", capacity: int) -> None:
+        self.layers = [cast(DecoderLayer, layer).attention.new_cache(capacity) for layer in decoder.layers]
+        self.shared = None if decoder.stack_shared is None else decoder.stack_shared.new_cache()
 
     @property
     def length(self) -> int:
@@ -31,27 +34,20 @@ class DecoderCache:
 class DecoderLayer(nn.Module):
     """Attention and feed-forward with residuals; post-norm as published, or pre-norm."""
 
-    def __init__(self, attention: MBasedAttention, d_ff: int, dropout: float, norm_first: bool) -> None:
+    def __init__(self, attention: Attention, d_ff: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
-        d_model = attention.d_model
+        d_model, norm = attention.d_model, _NORMS[attention.stack.norm]
         self.attention = attention
         self.feed_forward = nn.Sequential(
             nn.Linear(d_model, d_ff), nn.GELU(), nn.Dropout(dropout), nn.Linear(d_ff, d_model)
         )
-        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.norm1, self.norm2 = norm(d_model), norm(d_model)
         self.dropout = nn.Dropout(dropout)
         self.norm_first = norm_first
 
-    def forward(
-        self,
-        x: Tensor,
-        padding_mask: Tensor | None,
-        head_metrics: BlockMetrics | None,
-        cache: AttentionCache | None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, masks: Masks, shared: Any, cache: AttentionCache | None) -> Tensor:
         def attend(h: Tensor) -> Tensor:
-            y, _ = self.attention(h, is_causal=True, padding_mask=padding_mask, head_metrics=head_metrics, cache=cache)
-            return self.dropout(y)
+            return self.dropout(self.attention(h, masks, shared, cache)[0])
 
         if self.norm_first:
             x = x + attend(self.norm1(x))
@@ -60,11 +56,14 @@ class DecoderLayer(nn.Module):
         return self.norm2(x + self.dropout(self.feed_forward(x)))
 
 
-class Decoder(nn.Module):
-    r"""A causal stack of DAMCHA layers.
+_NORMS: dict[str, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
-    With ``share_mlp`` one generator turns the prefix means of the stack's input into metrics, once a forward pass, and
-    every layer uses them; without, each layer generates its own from its own input.
+
+class Decoder(nn.Module):
+    r"""A causal stack of attention layers, of any attention that is registered; DAMCHA if nothing is said.
+
+    What an attention keeps for its whole stack is made once a forward pass, from the stack's input, and handed to every
+    layer: with DAMCHA's ``share_mlp`` the metrics of all prefix means.
 
     Args:
         d_model: model width D.
@@ -72,14 +71,13 @@ class Decoder(nn.Module):
         d_ff: width of the feed-forward layers.
         n_layers: number of layers.
         dropout: dropout probability, everywhere.
-        use_M: False gives ordinary attention.
-        use_mlp: generate the metric from the input; False with ``use_M`` learns one matrix a layer.
-        share_mlp: one generator for the stack.
-        norm_first: pre-norm with a final norm; False is the published post-norm.
+        norm_first: pre-norm with a final norm; False is the published post-norm. An attention may insist on one.
         bias: whether the attention's projections have a bias.
-        mlp_hidden: hidden widths of the generator.
-        use_multihead_M: accepted for compatibility; changes nothing.
-        options: options of the generator, see ``StructuredMLPForM``.
+        attention: name of the attention, see ``zoo.list_attentions()``; None for what the method's switches mean.
+        attention_options: its options by name.
+        switches: the method's: ``use_M`` (False is ordinary attention), ``use_mlp`` (False is the static ablation),
+            ``share_mlp`` (one generator for the stack), ``mlp_hidden`` and the other options of the generator, see
+            ``MetricOptions``; ``use_multihead_M`` is accepted and changes nothing.
 
     Raises:
         ZooError: for a value out of range or a combination of switches without meaning.
@@ -94,50 +92,39 @@ class Decoder(nn.Module):
         d_ff: int,
         n_layers: int,
         dropout: float = 0.1,
-        use_M: bool = True,
-        use_mlp: bool = True,
-        share_mlp: bool = True,
+        *,
         norm_first: bool = False,
         bias: bool = True,
-        mlp_hidden: Sequence[int] = (256, 512),
-        use_multihead_M: bool = True,
-        **options: Unpack[GeneratorOptions],
+        attention: str | None = None,
+        attention_options: Mapping[str, Any] | None = None,
+        **switches: Any,
     ) -> None:
         super().__init__()
         for name, value in (("d_ff", d_ff), ("n_layers", n_layers)):
             if value < 1:
                 raise ZooError(f"{name}: got {value}; must be at least 1")
         check_dropout(dropout)
-        check_mode(use_M, use_mlp, share_mlp, options)
-        self.d_model, self.norm_first = d_model, norm_first
-        self.shared_mlp = (
-            StructuredMLPForM(d_model, n_heads, mlp_hidden, dropout, n_layers=n_layers, **options)
-            if share_mlp
-            else None
-        )
+        kind, options = chosen_attention(attention, attention_options, switches_in(switches), "text", n_layers)
+        self.d_model, self.attention = d_model, kind
+        self.norm_first = norm_first if kind.stack.norm_first is None else kind.stack.norm_first
+        shared = kind.make_shared(d_model, n_heads, n_layers, dropout, options)
+        self.add_module(kind.shared_name, shared)
         self.layers = nn.ModuleList(
             DecoderLayer(
-                MBasedAttention(
-                    d_model,
-                    n_heads,
-                    dropout,
-                    bias,
-                    use_M,
-                    use_mlp,
-                    mlp_hidden,
-                    shared_mlp=self.shared_mlp,
-                    layer_idx=i,
-                    n_layers=n_layers,
-                    use_multihead_M=use_multihead_M,
-                    **({} if share_mlp else options),
-                ),
-                d_ff,
-                dropout,
-                norm_first,
+                kind(d_model, n_heads, i, n_layers, dropout, bias, options, shared), d_ff, dropout, self.norm_first
             )
             for i in range(n_layers)
         )
-        self.norm = nn.LayerNorm(d_model) if norm_first else nn.Identity()
+        self.norm = _NORMS[kind.stack.norm](d_model) if self.norm_first else nn.Identity()
+
+    @property
+    def stack_shared(self) -> Any:
+        """What the layers' attention keeps for the whole stack; None for nothing."""
+        return getattr(self, self.attention.shared_name)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [cast(DecoderLayer, layer).attention for layer in self.layers]
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None, cache: DecoderCache | None = None) -> Tensor:
         """Run the stack: (B, T, D) -> (B, T, D).
@@ -145,52 +132,47 @@ class Decoder(nn.Module):
         Args:
             x: embedded tokens with their positions.
             padding_mask: (B, T), True or non-zero at real tokens; outputs elsewhere are zero.
-            cache: keys, values and contexts of earlier tokens; x then holds the new ones only.
+            cache: what earlier tokens left; x then holds the new ones only.
         """
         check_input(x, self.d_model, padding_mask)
         if cache is not None and len(cache.layers) != len(self.layers):
             raise ZooError(
                 f"cache: got one for {len(cache.layers)} layers; this decoder has {len(self.layers)}, so make it with "
-                f"DecoderCache({len(self.layers)}, capacity)"
+                "DecoderCache(decoder, capacity)"
             )
         hidden = None if padding_mask is None else ~padding_mask.bool().unsqueeze(-1)
         if hidden is not None:
             x = x.masked_fill(hidden, 0)
-        metrics = None
-        if self.shared_mlp is not None:
-            state = None if cache is None else cache.prefix
-            metrics = self.shared_mlp.causal_metrics(x, padding_mask, state, readers=len(self.layers))
+        masks, shared = Masks(causal=True, padding=padding_mask), None
+        if self.stack_shared is not None:
+            shared = self.stack_shared.share(
+                x, masks, None if cache is None else cache.shared, readers=len(self.layers)
+            )
         for i, layer in enumerate(self.layers):
-            x = layer(x, padding_mask, metrics, None if cache is None else cache.layers[i])
+            x = layer(x, masks, shared, None if cache is None else cache.layers[i])
         x = self.norm(x)
         return x if hidden is None else x.masked_fill(hidden, 0)
+
+    def matrices(self) -> list[tuple[str, Tensor]]:
+        """What there is to look at in each layer after a forward pass, as ``layer_0`` for the method's metric M and
+        ``layer_0/name`` for others; for pictures."""
+        return layer_matrices(self.attentions)
 
     def get_M_matrices(self) -> list[tuple[str, Tensor]]:
         """Each layer's full metric (D, D), averaged over the last batch, each row's final prefix; for pictures.
 
-        Empty for ordinary attention.
+        Empty for attention without one.
         """
-        layers = [cast(DecoderLayer, layer) for layer in self.layers]
-        matrices = [(f"layer_{i}", layer.attention.get_M_matrix()) for i, layer in enumerate(layers)]
-        return [(name, M) for name, M in matrices if M is not None]
+        return [(name, matrix) for name, matrix in self.matrices() if "/" not in name]
+
+    def auxiliary_losses(self) -> dict[str, tuple[Tensor, float]]:
+        """Terms that the attention adds to the loss, by name: the sum over layers, and its weight."""
+        return summed_losses(self.attentions)
 
     def get_kl_divergence(self) -> Tensor:
         """The generators' KL term, summed; zero for every ``off_diag_mode`` but bayesian."""
-        generators = [m for m in self.modules() if isinstance(m, StructuredMLPForM)]
-        return sum((g.get_kl_divergence() for g in generators), start=next(self.parameters()).new_zeros(()))
-
-
-class DecoderOptions(GeneratorOptions, total=False):
-    """The options of ``Decoder`` that pass through ``LanguageModel``; described there."""
-
-    dropout: float
-    use_M: bool
-    use_mlp: bool
-    share_mlp: bool
-    norm_first: bool
-    bias: bool
-    mlp_hidden: Sequence[int]
-    use_multihead_M: bool
+        found = self.auxiliary_losses().get("kl")
+        return next(self.parameters()).new_zeros(()) if found is None else found[0]
 
 
 def sinusoids(positions: Tensor, d_model: int) -> Tensor:
@@ -229,7 +211,7 @@ class LanguageModel(nn.Module):
         max_len: int = 1024,
         positions: str = "sinusoidal",
         tie_embeddings: bool = False,
-        **options: Unpack[DecoderOptions],
+        **options: Any,
     ) -> None:
         super().__init__()
         for name, value in (("vocab_size", vocab_size), ("max_len", max_len)):
@@ -239,6 +221,12 @@ class LanguageModel(nn.Module):
             raise ZooError(f"positions: got {positions!r}; choose sinusoidal or learned")
         self.vocab_size, self.d_model, self.max_len, self.positions = vocab_size, d_model, max_len, positions
         self.decoder = Decoder(d_model, n_heads, d_ff, n_layers, **options)
+        self.has_positions = self.decoder.attention.stack.positions
+        if positions == "learned" and not self.has_positions:
+            raise ZooError(
+                f"positions: got learned with attention {self.decoder.attention.name}, which brings its own; leave it "
+                "at sinusoidal, which is then not used either"
+            )
         self.embedding = nn.Embedding(vocab_size, d_model)
         # With this spread, times sqrt(D) on the way in, inputs and (tied) logits both start at unit scale.
         nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
@@ -270,14 +258,15 @@ class LanguageModel(nn.Module):
         if tokens.dim() != 2:
             raise ZooError(f"tokens: got shape {tuple(tokens.shape)}; expected (batch, tokens)")
         x = self.embedding(tokens) * math.sqrt(self.d_model)
-        x = x + self._positions(tokens, padding_mask, cache).to(x.dtype)
+        if self.has_positions:
+            x = x + self._positions(tokens, padding_mask, cache).to(x.dtype)
         return self.decoder(self.dropout(x), padding_mask, cache)
 
     def _positions(self, tokens: Tensor, padding_mask: Tensor | None, cache: DecoderCache | None) -> Tensor:
         start: int | Tensor = 0
         if cache is not None:
-            real = cache.layers[0].real
-            start = cache.length if real is None else real[:, : cache.length].sum(dim=1, keepdim=True)
+            real = cache.layers[0].visible_keys
+            start = cache.length if real is None else real.sum(dim=1, keepdim=True)
         T = tokens.shape[1]
         if padding_mask is None and isinstance(start, int):
             self._check_length(start + T)
@@ -363,7 +352,7 @@ class LanguageModel(nn.Module):
 
         random = torch.Generator(device=device)
         random.manual_seed(seed) if seed is not None else random.seed()
-        cache = DecoderCache(len(self.decoder.layers), longest + max_new_tokens)
+        cache = DecoderCache(self.decoder, longest + max_new_tokens)
         tails: list[list[int]] = [[] for _ in prompts]
         running = [True] * len(prompts)
         was_training = self.training

@@ -1,8 +1,8 @@
 """The vision family's network: timm's Vision Transformer with DAMCHA attention, registered with timm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import timm.models.vision_transformer as timm_vit
 import torch
@@ -19,163 +19,135 @@ from timm.models import (
 from timm.models._features import feature_take_indices  # timm has no public name for it
 from torch import Tensor, nn
 
-from zoo.attention import BlockMetrics, GeneratorOptions, MBasedAttention, StructuredMLPForM, check_mode
-from zoo.attention.damcha.metric import check_dropout
+from zoo.attention.base import Attention, Masks, check_dropout
+from zoo.attention.damcha.method import chosen_attention, switches_in
+from zoo.attention.stacks import layer_matrices, summed_losses
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 
-
-@torch.fx.wrap  # these two look at shapes, so torch.fx takes them whole
-def _head_metrics(generator: StructuredMLPForM, x: Tensor, is_causal: bool, readers: int) -> Tensor | BlockMetrics:
-    """Metrics for so many blocks to read; for none, as a tensor."""
-    if is_causal and readers:
-        return generator.causal_metrics(x, readers=readers)
-    return generator.head_metrics(x, is_causal, layer_idx=None)
+register_notrace_module(Attention)  # attentions look at shapes, so torch.fx takes them whole
 
 
 @torch.fx.wrap
-def _add_layer_bias(generator: StructuredMLPForM, m: Tensor | BlockMetrics, layer_idx: int) -> Tensor | BlockMetrics:
-    return m if isinstance(m, BlockMetrics) else generator.add_layer_bias(m, layer_idx)  # the layer adds it to these
+def _share(module: Any, x: Tensor, masks: Masks, readers: int) -> Any:
+    """What a stack's attention shares in this pass."""
+    return module.share(x, masks, None, readers)
 
 
-@register_notrace_module  # it looks at shapes as well
-class MetricAttention(MBasedAttention):
-    """``MBasedAttention`` behind the interface of timm's attention layers, for timm's ``attn_layer``.
-
-    Args:
-        dim: width D.
-        num_heads: number of heads H; divides D.
-        qkv_bias: whether the value projection has a bias.
-        qk_norm: refused; there are no projected queries and keys to normalise.
-        scale_norm: refused.
-        proj_bias: whether the output projection has a bias.
-        attn_drop: dropout probability of the attention weights.
-        proj_drop: dropout probability of the output.
-        norm_layer: not used; timm passes it.
-        device: where to put the parameters.
-        dtype: their type.
-        options: further arguments of ``MBasedAttention``, such as ``use_mlp``, ``mlp_hidden`` and ``shared_mlp``.
-
-    Raises:
-        ZooError: for a value out of range or a combination without meaning.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int = 8,
-        qkv_bias: bool = False,
-        qk_norm: bool = False,
-        scale_norm: bool = False,
-        proj_bias: bool = True,
-        attn_drop: float = 0.0,
-        proj_drop: float = 0.0,
-        norm_layer: type[nn.Module] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
-        for name, value in (("qk_norm", qk_norm), ("scale_attn_norm", scale_norm)):
-            if value:
-                raise ZooError(f"{name}: got True; a generated metric takes the place it would have, so leave it False")
-        check_dropout(proj_drop)
-        super().__init__(dim, num_heads, attn_drop, qkv_bias, **options)
-        if proj_bias != qkv_bias:
-            self.out_proj = nn.Linear(dim, dim, bias=proj_bias)
-        self.proj_drop = nn.Dropout(proj_drop)
-        self.to(device=device, dtype=dtype)
-
-    @property
-    def proj(self) -> nn.Linear:
-        """The output projection, by timm's name."""
-        return self.out_proj
-
-    def forward(  # type: ignore[override]  # timm's layers return one tensor
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        head_metrics: Tensor | BlockMetrics | None = None,
-    ) -> Tensor:
-        """Attend: (B, T, D) -> (B, T, D); the arguments are ``MBasedAttention``'s."""
-        y, _ = super().forward(x, attn_mask, is_causal, head_metrics=head_metrics)
-        return self.proj_drop(y)
-
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Bring a static metric back to the identity; timm calls it by this name after its own rules."""
-        if self.use_M and not self.use_mlp:
-            self.M0.copy_(torch.eye(self.d_model))
-
-    reset_parameters = init_weights  # timm's name for it after weight_init="skip"
+@torch.fx.wrap
+def _attend(attention: Attention, x: Tensor, masks: Masks, shared: Any) -> Tensor:
+    return attention(x, masks, shared)[0]
 
 
-class MetricBlock(timm_vit.Block):
-    """timm's pre-norm block around a ``MetricAttention``, with metrics that a stack may hand in.
+@torch.fx.wrap
+def _masks(is_causal: bool, attn_mask: Tensor | None, places: Tensor | None) -> Masks:
+    return Masks(is_causal, None, attn_mask, places)
+
+
+@torch.fx.wrap
+def _places(patch_embed: Any, pictures: Tensor, n_prefix: int) -> Tensor:
+    """Row and column of every patch, (T, 2), -1 for the n_prefix tokens in front."""
+    rows, columns = patch_embed.dynamic_feat_size(pictures.shape[-2:])
+    grid = torch.cartesian_prod(
+        torch.arange(rows, device=pictures.device), torch.arange(columns, device=pictures.device)
+    )
+    return torch.cat([grid.new_full((n_prefix, 2), -1), grid.view(-1, 2)])
+
+
+def _given(settings: Mapping[str, Any], name: str, otherwise: Any) -> Any:
+    return otherwise if settings.get(name) is None else settings[name]
+
+
+class AttentionBlock(timm_vit.Block):
+    """timm's block around any registered attention, with what a stack may share handed in.
 
     Args:
         dim: width D.
         num_heads: number of heads.
-        metric: arguments of ``MetricAttention`` beyond timm's.
+        attention: the class of the attention.
+        attention_options: an instance of its options.
+        shared_module: what the stack owns.
+        hidden_dropout: dropout probability inside the attention, should it have hidden layers.
+        n_layers: how many blocks the stack has.
         depth: which block this is.
-        shared_mlp: the stack's generator.
         options: timm's further arguments of a block.
     """
 
-    attn: MetricAttention
+    attn: Attention
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
-        metric: dict[str, Any],
+        attention: type[Attention],
+        attention_options: Any,
+        shared_module: Any = None,
+        hidden_dropout: float = 0.0,
+        n_layers: int = 1,
         depth: int = 0,
-        shared_mlp: StructuredMLPForM | None = None,
         **options: Any,
     ) -> None:
         # timm gives an attention layer no further arguments, so it builds none here
         super().__init__(dim, num_heads, depth=depth, **{**options, "attn_layer": nn.Identity})
-        names = ("qkv_bias", "qk_norm", "proj_bias", "attn_drop", "proj_drop", "device", "dtype")
-        given = {name: options[name] for name in names if name in options}
-        scale_norm = options.get("scale_attn_norm", False)
-        self.attn = MetricAttention(
-            dim, num_heads, scale_norm=scale_norm, shared_mlp=shared_mlp, layer_idx=depth, **given, **metric
-        )
+        for name in ("qk_norm", "scale_attn_norm"):
+            if options.get(name):
+                raise ZooError(
+                    f"{name}: got True; it is of timm's own attention, and {attention.name} takes its place, so leave "
+                    "it False"
+                )
+        drop = options.get("proj_drop", 0.0)
+        check_dropout(drop)
+        bias = options.get("qkv_bias", False)
+        self.attn = attention(
+            dim,
+            num_heads,
+            depth,
+            n_layers,
+            options.get("attn_drop", 0.0),
+            bias,
+            attention_options,
+            shared_module,
+            hidden_dropout,
+            options.get("proj_bias", True),
+        ).to(device=options.get("device"), dtype=options.get("dtype"))
+        self.proj_drop = nn.Dropout(drop)
 
     def forward(
         self,
         x: Tensor,
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
-        head_metrics: Tensor | BlockMetrics | None = None,
+        shared: Any = None,
+        places: Tensor | None = None,
     ) -> Tensor:
         """Attention and feed-forward with residuals: (B, T, D) -> (B, T, D)."""
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), attn_mask, is_causal, head_metrics)))
+        y = self.proj_drop(_attend(self.attn, self.norm1(x), _masks(is_causal, attn_mask, places), shared))
+        x = x + self.drop_path1(self.ls1(y))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 class VisionTransformer(timm_vit.VisionTransformer):
-    r"""timm's Vision Transformer with attention scores from a generated metric.
+    r"""timm's Vision Transformer with any registered attention; DAMCHA if nothing is said.
 
     .. math:: S_i = X_i m_i X_i^T / \sqrt{dh}, \qquad m = RowSum(f_\theta(mean_t X_t))
 
     The mean is over the whole sequence, class and register tokens included. With ``share_mlp`` one generator reads the
     input of the stack of blocks, once a forward pass, and every block uses its metrics; without, each block's generator
     reads the block's own normalised input. Everything else is timm's: patches, positions, pooling, head, and the
-    whole interface. With ``use_M=False`` it is timm's model, parameter for parameter.
+    whole interface. With ordinary attention (``use_M=False``) it is timm's model, parameter for parameter.
 
     Args:
         embed_dim: width D.
         depth: number of blocks.
         num_heads: number of heads H; divides D.
-        use_M: False gives timm's own attention.
-        use_mlp: generate the metric from the input; False with ``use_M`` learns one matrix a block.
-        share_mlp: one generator for the stack; left out, True wherever there is a generator.
-        mlp_hidden: hidden widths of the generator; left out, one of 2 x depth: its last layer, 2 x depth x D x D, then
-            has as many weights as the query and key projections that it replaces.
-        mlp_drop_rate: dropout probability in the generator.
-        use_multihead_M: accepted for compatibility; changes nothing.
+        mlp_drop_rate: dropout probability in the attention's hidden layers, such as DAMCHA's generator.
+        attention: name of the attention, see ``zoo.list_attentions()``; None for what the method's switches mean.
+        attention_options: its options by name. DAMCHA's ``mlp_hidden`` is one layer of 2 x depth, if nothing is said:
+            the generator's last layer, 2 x depth x D x D, then has as many weights as the query and key projections
+            that it replaces.
         options: timm's further arguments (``img_size``, ``patch_size``, ``in_chans``, ``num_classes``,
-            ``drop_path_rate``, ...), and the generator's, see ``StructuredMLPForM``.
+            ``drop_path_rate``, ...), and the method's switches: ``use_M`` (False is timm's own attention), ``use_mlp``
+            (False is the static ablation), ``share_mlp``, ``mlp_hidden`` and the other options of the generator, see
+            ``MetricOptions``; ``use_multihead_M`` is accepted and changes nothing.
 
     Raises:
         ZooError: for a value out of range or a combination of switches without meaning.
@@ -188,64 +160,99 @@ class VisionTransformer(timm_vit.VisionTransformer):
         embed_dim: int = 768,
         depth: int = 12,
         num_heads: int = 12,
-        use_M: bool = True,
-        use_mlp: bool | None = None,
-        share_mlp: bool | None = None,
-        mlp_hidden: Sequence[int] | None = None,
         mlp_drop_rate: float = 0.0,
-        use_multihead_M: bool = True,
+        attention: str | None = None,
+        attention_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        use_mlp = use_M if use_mlp is None else use_mlp
-        share_mlp = use_mlp if share_mlp is None else share_mlp
-        generator_options = cast(
-            GeneratorOptions, {name: options.pop(name) for name in GeneratorOptions.__annotations__ if name in options}
-        )
-        check_mode(use_M, use_mlp, share_mlp, generator_options)
+        switches = switches_in(options)
+        if attention is None:  # one that is off takes those that need it with it
+            use_mlp = _given(switches, "use_mlp", _given(switches, "use_M", True))
+            switches |= {"use_mlp": use_mlp, "share_mlp": _given(switches, "share_mlp", use_mlp)}
+        if depth < 1:
+            raise ZooError(f"depth: got {depth}; must be at least 1")
+        kind, chosen = chosen_attention(attention, attention_options, switches, "pictures", depth)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ZooError(
                 f"num_heads: got {num_heads} for embed_dim {embed_dim}; embed_dim must be a positive multiple of "
                 "num_heads, so choose a divisor of embed_dim"
             )
-        if depth < 1:
-            raise ZooError(f"depth: got {depth}; must be at least 1")
-        shared_mlp = None
-        if use_M:
-            own = {"attn_layer", "block_fn"} & set(options)
-            if own:
+        self._kind, shared = kind, None
+        if not kind.is_ordinary:
+            if own := sorted({"attn_layer", "block_fn"} & set(options)):
                 raise ZooError(
-                    f"{min(own)}: given with use_M True, which brings its own; set use_M to False or drop it"
+                    f"{own[0]}: given beside attention {kind.name}, which brings its own; set use_M to False or drop it"
                 )
             rates = {"mlp_drop_rate": mlp_drop_rate, **options}
             for name in ("mlp_drop_rate", "attn_drop_rate", "proj_drop_rate"):
                 if not 0 <= rates.get(name, 0.0) < 1:
                     raise ZooError(f"{name}: got {rates[name]}; must lie in [0, 1)")
-            widths = (2 * depth,) if mlp_hidden is None else tuple(mlp_hidden)
-            if share_mlp:
-                shared_mlp = StructuredMLPForM(
-                    embed_dim, num_heads, widths, mlp_drop_rate, n_layers=depth, **generator_options
-                ).to(device=options.get("device"), dtype=options.get("dtype"))
-            metric: dict[str, Any] = {"use_mlp": use_mlp, "use_multihead_M": use_multihead_M}
-            if use_mlp and not share_mlp:
-                metric |= {"mlp_hidden": widths, "mlp_dropout": mlp_drop_rate, "n_layers": depth, **generator_options}
-            options["block_fn"] = partial(MetricBlock, metric=metric, shared_mlp=shared_mlp)
+            if kind.stack.norm == "rms":
+                options.setdefault("norm_layer", "rmsnorm")
+            if not kind.stack.positions:
+                options.setdefault("pos_embed", "none")
+                if options.get("patch_drop_rate"):
+                    raise ZooError(
+                        f"patch_drop_rate: got {options['patch_drop_rate']}; attention {kind.name} needs the place of "
+                        "every patch, so leave it at 0"
+                    )
+            shared = kind.make_shared(embed_dim, num_heads, depth, mlp_drop_rate, chosen)
+            if shared is not None:
+                shared = shared.to(device=options.get("device"), dtype=options.get("dtype"))
+            options["block_fn"] = partial(
+                AttentionBlock,
+                attention=kind,
+                attention_options=chosen,
+                shared_module=shared,
+                hidden_dropout=mlp_drop_rate,
+                n_layers=depth,
+            )
         super().__init__(embed_dim=embed_dim, depth=depth, num_heads=num_heads, **options)
-        self.shared_mlp = shared_mlp
+        self._kind = kind  # again: a module forgets what was set before it was made
+        self.add_module(kind.shared_name, shared)
 
-    # ------------------------------------------------------------------ forward, where blocks share metrics
+    @property
+    def attention(self) -> type[Attention]:
+        """The class of the blocks' attention; ``StandardAttention`` stands for timm's own."""
+        return self._kind
+
+    @property
+    def stack_shared(self) -> Any:
+        """What the blocks' attention keeps for the whole stack; None for nothing."""
+        return getattr(self, self._kind.shared_name)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The blocks' attention layers; none where they are timm's own."""
+        return [block.attn for block in self.blocks if isinstance(block, AttentionBlock)]
+
+    def fix_init_weight(self) -> None:
+        """timm's scaling of output projections with depth, where an attention has one."""
+        if self._kind.is_ordinary:
+            super().fix_init_weight()
+            return
+        with torch.no_grad():
+            for i, block in enumerate(self.blocks):
+                scale = (2.0 * (i + 1)) ** 0.5
+                if isinstance(projection := getattr(block.attn, "out_proj", None), nn.Linear):
+                    projection.weight.div_(scale)
+                block.mlp.fc2.weight.div_(scale)
+
+    # ------------------------------------------------------------------ forward, through blocks of ours
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Tokens after the last norm: pictures (B, C, height, width) -> (B, T, D).
 
         Args:
             x: the pictures.
-            attn_mask: as in ``MBasedAttention``.
+            attn_mask: who may see whom, as in ``zoo.attention.Masks``.
             is_causal: token t sees tokens up to t, and its metric comes from their mean.
         """
-        if self.shared_mlp is None:
+        if self._kind.is_ordinary:
             return super().forward_features(x, attn_mask=attn_mask, is_causal=is_causal)
+        places = self._places(x)
         x = self._tokens(x)
-        for y in self._through(self.blocks, x, attn_mask, is_causal):
+        for y in self._through(self.blocks, x, attn_mask, is_causal, places):
             x = y
         return self.norm(x)
 
@@ -276,7 +283,7 @@ class VisionTransformer(timm_vit.VisionTransformer):
             attn_mask: as in ``forward_features``.
             is_causal: as in ``forward_features``.
         """
-        if self.shared_mlp is None:
+        if self._kind.is_ordinary:
             return super().forward_intermediates(
                 x,
                 indices,
@@ -294,9 +301,10 @@ class VisionTransformer(timm_vit.VisionTransformer):
         wanted, last = feature_take_indices(len(self.blocks), indices)
         blocks = self.blocks[: last + 1] if stop_early else self.blocks
         rows, columns = self.patch_embed.dynamic_feat_size(x.shape[-2:])
+        places = self._places(x)
         x, n_prefix = self._tokens(x), self.num_prefix_tokens
         prefixes, features = [], []
-        for i, y in enumerate(self._through(blocks, x, attn_mask, is_causal)):
+        for i, y in enumerate(self._through(blocks, x, attn_mask, is_causal, places)):
             x = y
             if i in wanted:
                 shown = self.norm(x) if norm else x
@@ -318,33 +326,45 @@ class VisionTransformer(timm_vit.VisionTransformer):
         """The stack's input (B, T, D)."""
         return self.norm_pre(self.patch_drop(self._pos_embed(self.patch_embed(x))))
 
-    def _through(self, blocks: nn.Sequential, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Iterator[Tensor]:
-        """The output of each block in turn, all with metrics made from the stack's input."""
-        generator = cast(StructuredMLPForM, self.shared_mlp)
-        # Reentrant checkpointing follows gradients through tensors alone.
-        shared = _head_metrics(generator, x, is_causal, 0 if self.grad_checkpointing else len(blocks))
-        for i, block in enumerate(blocks):
-            metrics = _add_layer_bias(generator, shared, i)
+    def _places(self, pictures: Tensor) -> Tensor | None:
+        """Row and column of every token, for an attention with positions of its own."""
+        return None if self._kind.stack.positions else _places(self.patch_embed, pictures, self.num_prefix_tokens)
+
+    def _through(
+        self, blocks: nn.Sequential, x: Tensor, attn_mask: Tensor | None, is_causal: bool, places: Tensor | None
+    ) -> Iterator[Tensor]:
+        """The output of each block in turn, all with what is shared made from the stack's input."""
+        shared = None
+        if self.stack_shared is not None:
+            # Reentrant checkpointing follows gradients through tensors alone.
+            readers = 0 if self.grad_checkpointing else len(blocks)
+            shared = _share(self.stack_shared, x, _masks(is_causal, attn_mask, places), readers)
+        for block in blocks:
             if self.grad_checkpointing:
-                x = checkpoint(block, x, attn_mask, is_causal, metrics)
+                x = checkpoint(block, x, attn_mask, is_causal, shared, places)
             else:
-                x = block(x, attn_mask, is_causal, metrics)
+                x = block(x, attn_mask, is_causal, shared, places)
             yield x
 
     # ------------------------------------------------------------------ looking in; parameter groups
 
+    def matrices(self) -> list[tuple[str, Tensor]]:
+        """What there is to look at in each block after a forward pass, as ``layer_0`` for the method's metric M and
+        ``layer_0/name`` for others."""
+        return layer_matrices(self.attentions)
+
     def get_M_matrices(self) -> list[tuple[str, Tensor]]:
-        """Each block's full metric (D, D), averaged over the last batch; empty for ordinary attention."""
-        layers = [block.attn for block in self.blocks]
-        found = [
-            (f"layer_{i}", layer.get_M_matrix()) for i, layer in enumerate(layers) if isinstance(layer, MetricAttention)
-        ]
-        return [(name, M) for name, M in found if M is not None]
+        """Each block's full metric (D, D), averaged over the last batch; empty for attention without one."""
+        return [(name, matrix) for name, matrix in self.matrices() if "/" not in name]
+
+    def auxiliary_losses(self) -> dict[str, tuple[Tensor, float]]:
+        """Terms that the attention adds to the loss, by name: the sum over blocks, and its weight."""
+        return summed_losses(self.attentions)
 
     def get_kl_divergence(self) -> Tensor:
         """The generators' KL term, summed; zero for every ``off_diag_mode`` but bayesian."""
-        generators = [m for m in self.modules() if isinstance(m, StructuredMLPForM)]
-        return sum((g.get_kl_divergence() for g in generators), start=next(self.parameters()).new_zeros(()))
+        found = self.auxiliary_losses().get("kl")
+        return next(self.parameters()).new_zeros(()) if found is None else found[0]
 
     def load_pretrained(self, checkpoint_path: str, prefix: str = "") -> None:
         """Load what ``pretrained_cfg`` names as ``file``; timm calls it where that is ``custom_load``.
@@ -398,9 +418,9 @@ class VisionTransformer(timm_vit.VisionTransformer):
             )
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """timm's groups of parameters by depth; a shared generator belongs to the stem, whose output it reads."""
+        """timm's groups of parameters by depth; what a stack shares belongs to the stem, whose output it reads."""
         groups: dict[str, Any] = super().group_matcher(coarse)
-        return groups | {"stem": rf"{groups['stem']}|^shared_mlp"}
+        return groups | {"stem": rf"{groups['stem']}|^{self._kind.shared_name}"}
 
 
 # ---------------------------------------------------------------------- timm's registry

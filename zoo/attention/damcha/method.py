@@ -1,48 +1,28 @@
-"""Data-Adaptive Mahalanobis Cross-Head Attention (DAMCHA), its static ablation, and ordinary attention beside them."""
+"""The method's own front: its switches, and the layer that they make. The one place that translates them."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypedDict, Unpack
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from zoo.attention.damcha.contexts import PrefixState
-from zoo.attention.damcha.metric import BlockMetrics, StructuredMLPForM, check_dropout, check_heads, check_input
+from zoo.attention.base import Attention, AttentionCache, Masks, attention_class, parse_options
+from zoo.attention.damcha.attention import DamchaAttention, DamchaOptions, FinishedMetrics
+from zoo.attention.damcha.metric import BlockMetrics, MetricOptions, StructuredMLPForM, check_names
+from zoo.attention.standard import StandardAttention
+from zoo.attention.static import StaticAttention
 from zoo.errors import ZooError
 
-
-class GeneratorOptions(TypedDict, total=False):
-    """The options of ``StructuredMLPForM`` that pass through the layers above it; described there."""
-
-    diag_scale: float
-    off_diag_scale: float
-    off_diag_mode: str
-    off_diag_alpha_init: float
-    use_layer_bias: bool
-    layer_bias_rank: int
-    compact_rank: int
-    free_M: bool
-    context_stride: int
-    chunk_size: int | None
+# Sizes and starts of parts that are then not built: let pass, so that twins can share one set of arguments.
+_HARMLESS = ("layer_bias_rank", "off_diag_alpha_init", "chunk_size")
+_SWITCHED_OFF = {item.name: item.default for item in fields(MetricOptions) if item.name not in _HARMLESS}
 
 
-# What each switch must be where no generator exists. Sizes (mlp_hidden, layer_bias_rank, ...) describe parts that are
-# then not built, and are let pass so that twins can share one set of arguments.
-_SWITCHED_OFF: dict[str, object] = {
-    "diag_scale": 1.0,
-    "off_diag_scale": 1.0,
-    "off_diag_mode": "mlp",
-    "use_layer_bias": False,
-    "compact_rank": 0,
-    "free_M": False,
-    "context_stride": 1,
-}
+SWITCHES = ("use_M", "use_mlp", "share_mlp", "mlp_hidden")
 
 
-def check_mode(use_M: bool, use_mlp: bool, share_mlp: bool, options: GeneratorOptions) -> None:
+def check_mode(use_M: bool, use_mlp: bool, share_mlp: bool, options: Mapping[str, Any]) -> None:
     """Raise ZooError for a combination of switches that means nothing."""
     if use_mlp and not use_M:
         raise ZooError(
@@ -54,65 +34,102 @@ def check_mode(use_M: bool, use_mlp: bool, share_mlp: bool, options: GeneratorOp
             "share_mlp: got True with use_mlp False; there is no generator to share, so set use_mlp to True or "
             "share_mlp to False"
         )
-    if unknown := set(options) - set(GeneratorOptions.__annotations__):
-        known = ", ".join(GeneratorOptions.__annotations__)
-        raise TypeError(f"got an unexpected option {', '.join(sorted(unknown))}; the generator's options are {known}")
+    check_names(options)
     if not use_mlp:
         for name, off in _SWITCHED_OFF.items():
             if options.get(name, off) != off:
                 raise ZooError(
-                    f"{name}: got {options[name]!r} with use_mlp False; it is an option of the generator, so set "  # type: ignore[literal-required]
+                    f"{name}: got {options[name]!r} with use_mlp False; it is an option of the generator, so set "
                     f"use_mlp to True or leave {name} at {off!r}"
                 )
 
 
-@dataclass
-class AttentionCache:
-    """Keys and values of the tokens one layer has seen, with room for ``capacity`` of them.
+def attention_of_switches(
+    use_M: bool = True,
+    use_mlp: bool = True,
+    share_mlp: bool = True,
+    mlp_hidden: Sequence[int] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """The name and the options of the attention that the method's switches mean.
 
-    ``keys`` and ``values`` are (B, H, capacity, dh), ``real`` (B, capacity) or None while nothing is padded, and
-    ``prefix`` the running context of the layer's own generator.
+    Args:
+        use_M: False is ordinary attention.
+        use_mlp: False, with ``use_M``, is the static ablation.
+        share_mlp: one generator for the stack.
+        mlp_hidden: hidden widths of the generator; None is the stack's default.
+        options: the generator's further options.
+
+    Raises:
+        ZooError: for a combination without meaning.
     """
+    check_mode(use_M, use_mlp, share_mlp, options or {})
+    if not use_mlp:
+        return ("static" if use_M else "standard"), {}
+    widths = {} if mlp_hidden is None else {"mlp_hidden": tuple(mlp_hidden)}
+    return "damcha", {"share_mlp": share_mlp, **widths, **(options or {})}
 
-    capacity: int
-    length: int = 0
-    keys: Tensor | None = None
-    values: Tensor | None = None
-    real: Tensor | None = None
-    prefix: PrefixState = field(default_factory=PrefixState)
 
-    def append(self, k: Tensor, v: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add the keys and values (B, H, T, dh) of T new tokens; return all so far and which of them are real."""
-        B, H, T, dh = k.shape
-        start, end = self.length, self.length + T
-        if end > self.capacity:
-            raise ZooError(f"cache: got {end} tokens for a capacity of {self.capacity}; make a larger cache")
-        if self.keys is not None and self.keys.shape[:2] != (B, H):
+def switches_in(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take the method's switches that are given out of a dict of settings: the arguments of ``attention_of_switches``,
+    the generator's under ``options``."""
+    settings.pop("use_multihead_M", None)  # part of the method's command line; changes nothing
+    found: dict[str, Any] = {name: settings.pop(name) for name in SWITCHES if name in settings}
+    options = {item.name: settings.pop(item.name) for item in fields(DamchaOptions) if item.name in settings}
+    return {**found, "options": options}
+
+
+def chosen_attention(
+    attention: str | None,
+    attention_options: Mapping[str, Any] | None,
+    switches: Mapping[str, Any],
+    stack: Literal["text", "pictures"],
+    n_layers: int,
+) -> tuple[type[Attention], Any]:
+    """The attention that a stack is made of, and its options.
+
+    Args:
+        attention: its name; None for what the switches mean.
+        attention_options: its options by name.
+        switches: the method's, as ``switches_in`` finds them. Beside a name they may only say more of the options of
+            ``damcha``.
+        stack: which kind of stack asks, for defaults.
+        n_layers: how many layers it has.
+
+    Raises:
+        ZooError: for a name or option that there isn't, a value out of range, or two that contradict each other.
+    """
+    given = dict(attention_options or {})
+    if attention is None:
+        name, meant = attention_of_switches(**switches)
+    else:
+        name, options = attention, dict(switches.get("options", {}))
+        meant = {n: v for n, v in switches.items() if n in ("share_mlp", "mlp_hidden")} | options
+        extra = sorted(set(switches) & {"use_M", "use_mlp"}) + (sorted(meant) if name != "damcha" else [])
+        if extra:
             raise ZooError(
-                f"cache: got {B} rows and {H} heads, but it holds {tuple(self.keys.shape[:2])}; "
-                "use a new cache for another batch or model"
+                f"{extra[0]}: given beside attention {name!r}; it is a switch of the method's, and the name takes its "
+                "place, so leave one of them out"
             )
-        if self.keys is None or self.values is None:
-            self.keys, self.values = k.new_empty(B, H, self.capacity, dh), v.new_empty(B, H, self.capacity, dh)
-        self.keys[:, :, start:end], self.values[:, :, start:end] = k, v
-        if padding_mask is not None and self.real is None:
-            self.real = torch.ones(B, self.capacity, dtype=torch.bool, device=k.device)
-        if padding_mask is not None and self.real is not None:
-            self.real[:, start:end] = padding_mask.bool()
-        self.length = end
-        real = None if self.real is None else self.real[:, :end]
-        return self.keys[:, :, :end], self.values[:, :, :end], real
+    for option, value in meant.items():
+        if option in given and given[option] != value:
+            raise ZooError(
+                f"attention_options.{option}: got {given[option]!r} beside {option} {value!r}; they are the same "
+                "option, so leave one of them out"
+            )
+    kind = attention_class(name)
+    return kind, parse_options(kind, {**kind.defaults(stack, n_layers), **meant, **given})
 
 
-class MBasedAttention(nn.Module):
-    r"""Multi-head attention whose scores come from a generated metric.
+class MBasedAttention(Attention):
+    r"""Multi-head attention whose scores come from a generated metric, by the method's own names and switches.
 
     .. math::
         S_i = X_i m_i X_i^T / \sqrt{dh}, \quad A_i = softmax(S_i + mask), \quad O_i = A_i V_i, \quad
         Y = concat(O_1, ..., O_H) W_o
 
-    :math:`X_i` is the i-th slice of the layer's own input, on both sides: there is no query or key projection. With
-    ``q = X_i m_i`` the rest is ordinary attention, and PyTorch's fused kernels do it.
+    Which of the three attentions it is follows from the switches: ``DamchaAttention``, ``StaticAttention``
+    (``use_mlp=False``) or ``StandardAttention`` (``use_M=False``).
 
     Args:
         d_model: model width D.
@@ -129,7 +146,8 @@ class MBasedAttention(nn.Module):
         use_multihead_M: accepted for compatibility with the method's command line; changes nothing, since DAMCHA
             always sums block rows per head.
         mlp_dropout: dropout probability in the generator; left out, ``dropout``.
-        options: options of the generator, see ``StructuredMLPForM``.
+        out_bias: whether the output projection has a bias; left out, ``bias``.
+        options: options of the generator, see ``MetricOptions``.
 
     Raises:
         ZooError: for a combination of switches without meaning, here; for a wrong shape, in ``forward``.
@@ -137,12 +155,23 @@ class MBasedAttention(nn.Module):
     Source: DAMCHA, equations (5) to (8), appendix D.
     """
 
+    kinds: ClassVar[Mapping[str, type["MBasedAttention"]]]
+    """What a class of this front becomes, by the name of the attention."""
+
+    def __new__(cls, *_: Any, use_M: bool = True, use_mlp: bool = True, **__: Any) -> "MBasedAttention":
+        kind = (
+            cls.kinds["standard" if not use_M else "damcha" if use_mlp else "static"] if "kinds" in vars(cls) else cls
+        )
+        made: MBasedAttention = super().__new__(kind)
+        return made
+
     def __init__(
         self,
         d_model: int,
         n_heads: int,
         dropout: float = 0.1,
         bias: bool = True,
+        *,
         use_M: bool = True,
         use_mlp: bool = True,
         mlp_hidden: Sequence[int] = (256, 512),
@@ -151,45 +180,18 @@ class MBasedAttention(nn.Module):
         n_layers: int = 4,
         use_multihead_M: bool = True,
         mlp_dropout: float | None = None,
-        **options: Unpack[GeneratorOptions],
+        out_bias: bool | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__()
-        check_heads(d_model, n_heads)
-        check_dropout(dropout)
-        check_mode(use_M, use_mlp, shared_mlp is not None, options)
-        if shared_mlp is not None and options:
+        if shared_mlp is not None and options and use_mlp:
             raise ZooError(
                 f"{next(iter(options))}: given beside shared_mlp, which has its own options; give it to that generator"
             )
-        if shared_mlp is not None and (shared_mlp.d_model, shared_mlp.n_heads) != (d_model, n_heads):
-            raise ZooError(
-                f"shared_mlp: got one for d_model {shared_mlp.d_model} and {shared_mlp.n_heads} heads; this layer has "
-                f"d_model {d_model} and {n_heads} heads, and both must agree"
-            )
-        self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
-        self.dropout, self.layer_idx = dropout, layer_idx
+        _, made = attention_of_switches(use_M, use_mlp, shared_mlp is not None, mlp_hidden, options)
+        super().__init__(d_model, n_heads, layer_idx, n_layers, dropout, bias, made, shared_mlp, mlp_dropout, out_bias)
         self.use_M, self.use_mlp = use_M, use_mlp
 
-        if not use_M:
-            self.W_q = nn.Linear(d_model, d_model, bias=bias)
-            self.W_k = nn.Linear(d_model, d_model, bias=bias)
-        self.W_v = nn.Linear(d_model, d_model, bias=bias)
-        self.out_proj = nn.Linear(d_model, d_model, bias=bias)
-        if use_M and not use_mlp:
-            self.M0 = nn.Parameter(torch.eye(d_model))
-        self.generator: StructuredMLPForM | None = None
-        if use_mlp and shared_mlp is None:
-            drop = dropout if mlp_dropout is None else mlp_dropout
-            self.generator = StructuredMLPForM(d_model, n_heads, mlp_hidden, drop, n_layers=n_layers, **options)
-        # A tuple hides the module from registration: its stack owns it, saves it and moves it.
-        self._shared = (shared_mlp,)
-
-    @property
-    def metric_generator(self) -> StructuredMLPForM | None:
-        """The generator in use, own or shared; None for the static ablation and for ordinary attention."""
-        return self.generator if self.generator is not None else self._shared[0]
-
-    def forward(
+    def forward(  # type: ignore[override]  # the method's arguments, not the contract's
         self,
         x: Tensor,
         attn_mask: Tensor | None = None,
@@ -216,134 +218,33 @@ class MBasedAttention(nn.Module):
         Returns:
             y (B, T, D), and the weights (B, H, T, keys) or None. A query with no visible key mixes to zero.
         """
-        check_input(x, self.d_model, padding_mask)
-        B, T, _ = x.shape
-        real: Tensor | None = None
-        if padding_mask is not None:
-            real = padding_mask.bool()
-            x = x.masked_fill(~real.unsqueeze(-1), 0)  # NaN in padding would survive a product with zero
-
-        q, k = self._queries_and_keys(x, head_metrics, is_causal, padding_mask, cache)  # (B, H, T, dh)
-        v = self._heads(self.W_v(x))
-        keys_real = real
-        if cache is not None:
-            k, v, keys_real = cache.append(k, v, padding_mask)
-
-        if attn_mask is None and keys_real is None and not need_weights and (k.shape[2] == T or T == 1):
-            causal = is_causal and bool(k.shape[2] == T)  # else the one query sees all keys
-            mix = F.scaled_dot_product_attention(
-                q, k, v, dropout_p=self._dropout_p, is_causal=causal, scale=1 / math.sqrt(self.head_dim)
-            )
-            return self.out_proj(self._merge(mix)), None
-
-        visible, bias = self._visibility(q, k, attn_mask, is_causal, keys_real)
-        some = visible.any(dim=-1, keepdim=True)  # a row of -inf has no softmax: open it, then drop what it mixes
-        shown = visible | ~some
-        mask = shown if bias is None else bias.masked_fill(~visible, 0).masked_fill(~shown, float("-inf"))
-        if real is not None:
-            some = some & real.view(B, 1, T, 1)
-        weights = None
-        if need_weights:
-            scores = q @ k.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, keys)
-            scores = scores.masked_fill(~shown, float("-inf")) if bias is None else scores + mask
-            weights = scores.softmax(dim=-1).masked_fill(~some, 0)
-            mix = F.dropout(weights, self._dropout_p) @ v
-        else:
-            mix = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=self._dropout_p, scale=1 / math.sqrt(self.head_dim)
-            ).masked_fill(~some, 0)
-        y = self.out_proj(self._merge(mix))
-        return (y if real is None else y.masked_fill(~real.unsqueeze(-1), 0)), weights
+        if head_metrics is not None and not self.use_M:
+            raise ZooError("head_metrics: given to attention with use_M False, which has no metric; leave it out")
+        shared = FinishedMetrics(head_metrics) if isinstance(head_metrics, Tensor) else head_metrics
+        return super().forward(x, Masks(is_causal, padding_mask, attn_mask), shared, cache, need_weights)
 
     @property
-    def _dropout_p(self) -> float:
-        return self.dropout if self.training else 0.0
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.n_heads, self.head_dim).transpose(1, 2)  # (B, H, T, dh)
-
-    def _merge(self, mix: Tensor) -> Tensor:
-        return mix.transpose(1, 2).flatten(-2)  # (B, T, D)
-
-    def _queries_and_keys(
-        self,
-        x: Tensor,
-        head_metrics: Tensor | BlockMetrics | None,
-        is_causal: bool,
-        padding_mask: Tensor | None,
-        cache: AttentionCache | None,
-    ) -> tuple[Tensor, Tensor]:
-        if not self.use_M:
-            if head_metrics is not None:
-                raise ZooError("head_metrics: given to attention with use_M False, which has no metric; leave it out")
-            return self._heads(self.W_q(x)), self._heads(self.W_k(x))
-        k = self._heads(x)
-        m = head_metrics
-        if m is None:
-            generator = self.metric_generator
-            if generator is None:
-                return k @ self.static_metrics(), k
-            if is_causal:
-                m = generator.causal_metrics(x, padding_mask, None if cache is None else cache.prefix)
-            else:
-                m = generator.head_metrics(x, False, padding_mask, self.layer_idx)
-        B, T, _ = x.shape
-        H, dh = self.n_heads, self.head_dim
-        if isinstance(m, BlockMetrics):
-            q = m.queries(x.view(B, T, H, dh)).transpose(1, 2)
-            generator = self.metric_generator
-            bias = None if generator is None else generator.layer_bias_metrics(self.layer_idx)
-            return (q if bias is None else q + k @ bias), k
-        if m.dim() == 4 and m.shape == (B, H, dh, dh):
-            return k @ m, k
-        if m.shape != (B, T, H, dh, dh):
-            raise ZooError(
-                f"head_metrics: got shape {tuple(m.shape)}; expected {(B, H, dh, dh)} or, one a query, "
-                f"{(B, T, H, dh, dh)}"
-            )
-        q = (x.view(B, T, H, 1, dh) @ m).squeeze(-2)  # (B, T, H, dh)
-        return q.transpose(1, 2), k
-
-    def static_metrics(self) -> Tensor:
-        """Block-row sums of the learned ``M0``: (H, dh, dh)."""
-        H, dh = self.n_heads, self.head_dim
-        return self.M0.view(H, dh, H, dh).sum(dim=2)
-
-    def _visibility(
-        self, q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool, keys_real: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Which key each query sees, (B or 1, H or 1, T, keys), and what a floating mask adds to the scores."""
-        B, H, T, _ = q.shape
-        n_keys = k.shape[2]
-        visible = torch.ones(1, 1, T, n_keys, dtype=torch.bool, device=q.device)
-        bias = None
-        if attn_mask is not None:
-            mask = attn_mask.unsqueeze(1) if attn_mask.dim() == 3 else attn_mask
-            try:
-                mask = mask.expand(B, H, T, n_keys) if mask.dim() == 4 else mask.expand(1, 1, T, n_keys)
-            except RuntimeError:
-                raise ZooError(
-                    f"attn_mask: got shape {tuple(attn_mask.shape)}; expected (T, T), (B, T, T) or a shape that "
-                    f"broadcasts to (B, H, T, keys) = {(B, H, T, n_keys)}"
-                ) from None
-            if mask.is_floating_point():
-                bias = mask.to(q.dtype)
-                visible = visible & (mask != float("-inf"))
-            else:
-                visible = visible & mask.bool()
-        if is_causal:
-            visible = visible & visible.new_ones(T, n_keys).tril(n_keys - T)
-        if keys_real is not None:
-            visible = visible & keys_real.view(keys_real.shape[0], 1, 1, n_keys)
-        return visible, bias
+    def metric_generator(self) -> StructuredMLPForM | None:
+        """The generator in use, own or shared; None for the static ablation and for ordinary attention."""
+        return None
 
     @torch.no_grad()
     def get_M_matrix(self) -> Tensor | None:
         """The full metric (D, D), averaged over the contexts of the last batch; None for ordinary attention."""
-        if not self.use_M:
-            return None
-        generator = self.metric_generator
-        return self.M0.detach().clone() if generator is None else generator.mean_metric(self.layer_idx)
+        return self.matrices().get("M")
 
-    def extra_repr(self) -> str:
-        return f"d_model={self.d_model}, n_heads={self.n_heads}, dropout={self.dropout}"
+    def _get_name(self) -> str:
+        return "MBasedAttention"
+
+
+class _Standard(MBasedAttention, StandardAttention): ...
+
+
+class _Static(MBasedAttention, StaticAttention): ...
+
+
+class _Damcha(MBasedAttention, DamchaAttention):
+    metric_generator = DamchaAttention.metric_generator
+
+
+MBasedAttention.kinds = {"standard": _Standard, "static": _Static, "damcha": _Damcha}

@@ -1,20 +1,23 @@
 """The metric of DAMCHA: from a context vector to one bilinear form per head."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from zoo.attention.base import Masks, check_dropout, check_heads, check_input, option
 from zoo.attention.damcha.contexts import PrefixState, TokenBlocks, block_contexts, mean_context
 from zoo.attention.damcha.deferred import SharedMetrics, Workspace
 from zoo.errors import ZooError
 
 _FEW = 16  # contexts for which metrics are made at once where there are no gradients
 OFF_DIAG_MODES = ("mlp", "linear_comb", "bayesian", "separate_B")
+Mode = Literal["mlp", "linear_comb", "bayesian", "separate_B"]
 
 
 # Fused optimizers write to parameters without raising their version; this counts the steps of all optimizers.
@@ -29,31 +32,86 @@ def _count_step(*_: object) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def check_dropout(dropout: float) -> None:
-    """Raise ZooError unless ``dropout`` is a probability below one."""
-    if not 0 <= dropout < 1:
-        raise ZooError(f"dropout: got {dropout}; must lie in [0, 1)")
-
-
-def check_input(x: Tensor, d_model: int, padding_mask: Tensor | None) -> None:
-    """Raise ZooError unless x is (B, T, d_model) and the mask, if any, (B, T)."""
-    if x.dim() != 3 or x.shape[-1] != d_model:
-        raise ZooError(f"x: got shape {tuple(x.shape)}; expected (batch, tokens, {d_model})")
-    if padding_mask is not None and padding_mask.shape != x.shape[:2]:
-        raise ZooError(f"padding_mask: got shape {tuple(padding_mask.shape)}; expected {tuple(x.shape[:2])}")
-
-
-def check_heads(d_model: int, n_heads: int) -> None:
-    """Raise ZooError unless ``d_model`` splits into ``n_heads`` equal slices."""
-    if d_model < 1 or n_heads < 1 or d_model % n_heads:
-        raise ZooError(
-            f"n_heads: got {n_heads} for d_model {d_model}; d_model must be a positive multiple of n_heads, "
-            "so choose a divisor of d_model"
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for a name that is no option of the generator."""
+    if unknown := sorted(set(options) - set(METRIC_OPTIONS)):
+        raise TypeError(
+            f"got an unexpected option {', '.join(unknown)}; the generator's options are {', '.join(METRIC_OPTIONS)}"
         )
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 1 << 31
+
+
+@dataclass(frozen=True)
+class MetricOptions:
+    """What decides how a metric is generated; the one place where these options are.
+
+    Raises:
+        ZooError: for a value out of range or a combination without meaning.
+    """
+
+    diag_scale: float = option(1.0, "factor of the metric's diagonal blocks", shapes_weights=False)
+    off_diag_scale: float = option(1.0, "factor of the metric's other blocks", shapes_weights=False)
+    off_diag_mode: Mode = option(
+        "mlp",
+        "where off-diagonal blocks come from: the generator (mlp), learned combinations of the diagonal blocks "
+        "(linear_comb), the same with Gaussian coefficients that are sampled while training (bayesian), or learned "
+        "matrices that don't depend on the input (separate_B)",
+    )
+    off_diag_alpha_init: float = option(
+        0.1, "standard deviation of the coefficients at the start (linear_comb, bayesian)", shapes_weights=False
+    )
+    use_layer_bias: bool = option(False, "add U diag(s_l) V^T to the metric of layer l")
+    layer_bias_rank: int = option(16, "rank of that bias")
+    compact_rank: int = option(
+        0, "r > 0 generates M = U V^T / sqrt(r) with U, V of shape (D, r): 2 K D r weights in the last layer, not K D^2"
+    )
+    free_M: bool = option(False, "take the raw output as M, whatever off_diag_mode says")
+    context_stride: int = option(
+        1, "s > 1 gives s causal queries in a row the metric of the first of them, s times cheaper; 1 is the method"
+    )
+    chunk_size: int | None = option(
+        None,
+        "how many causal metrics exist at once: less memory, more time, the same numbers; null is what is faster",
+        shapes_weights=False,
+    )
+
+    def __post_init__(self) -> None:
+        if self.off_diag_mode not in OFF_DIAG_MODES:
+            raise ZooError(f"off_diag_mode: got {self.off_diag_mode!r}; choose one of {', '.join(OFF_DIAG_MODES)}")
+        if self.compact_rank < 0:
+            raise ZooError(f"compact_rank: got {self.compact_rank}; give 0 for full rank or a rank of at least 1")
+        if self.compact_rank and self.off_diag_mode != "mlp":
+            raise ZooError(
+                f"compact_rank: got {self.compact_rank} with off_diag_mode {self.off_diag_mode!r}; a low-rank M has no "
+                "block rule, so drop one of the two"
+            )
+        if self.use_layer_bias and self.layer_bias_rank < 1:
+            raise ZooError(f"layer_bias_rank: got {self.layer_bias_rank}; use_layer_bias needs a rank of at least 1")
+        if not _is_count(self.context_stride):
+            raise ZooError(
+                f"context_stride: got {self.context_stride!r}; it is how many tokens share a context, so give a whole "
+                "number from 1, the method as it is, to 2^31 - 1"
+            )
+        if self.chunk_size is not None and not _is_count(self.chunk_size):
+            raise ZooError(
+                f"chunk_size: got {self.chunk_size!r}; give a whole number from 1 to 2^31 - 1, or leave it out for no "
+                "bound"
+            )
+        if self.chunk_size is not None and self.compact_rank:
+            raise ZooError(
+                f"chunk_size: got {self.chunk_size} with compact_rank {self.compact_rank}; a low-rank metric is read "
+                "without being formed, so leave chunk_size out"
+            )
+
+    def of_metric(self) -> dict[str, Any]:
+        """These options by name, without those of a subclass."""
+        return {name: value for name, value in asdict(self).items() if name in METRIC_OPTIONS}
+
+
+METRIC_OPTIONS = tuple(item.name for item in fields(MetricOptions))
 
 
 class BlockMetrics:
@@ -81,23 +139,10 @@ class StructuredMLPForM(nn.Module):
         n_heads: number of heads H; divides D. dh = D / H.
         hidden_dims: widths of the hidden layers, each Linear, GELU, Dropout. Empty: one affine map of the context.
         dropout: dropout probability in the hidden layers.
-        diag_scale: factor of the diagonal blocks of the finished M.
-        off_diag_scale: factor of the other blocks.
-        off_diag_mode: where off-diagonal blocks come from. ``mlp``: the generator. ``linear_comb``: learned
-            combinations of the diagonal blocks. ``bayesian``: the same with Gaussian coefficients, sampled while
-            training. ``separate_B``: learned matrices that don't depend on the input.
-        off_diag_alpha_init: standard deviation of the coefficients at the start (linear_comb, bayesian).
         n_layers: number of layers that share this generator; used by ``use_layer_bias``.
-        use_layer_bias: add U diag(s_l) V^T to the M of layer l.
-        layer_bias_rank: rank of that bias.
-        compact_rank: r > 0 generates M = U V^T / sqrt(r) with U, V of shape (D, r); the last layer shrinks from
-            K D^2 to 2 K D r weights.
-        free_M: take the raw output as M, whatever ``off_diag_mode`` says.
-        context_stride: s > 1 gives s causal queries in a row the metric of the first of them: query t's comes from the
-            mean of x[:, :b+1], b the first position of t's block, so no query sees ahead. Time and memory of the
-            metrics fall by s. Ours, not the method's, which is 1.
-        chunk_size: how many causal metrics exist at once, forward and backward; None keeps them where that is faster.
-            It bounds memory, costs time and changes no number. Under ``torch.compile`` the compiler plans memory.
+        options: those of ``MetricOptions``. ``context_stride`` is ours, not the method's: query t's metric comes from
+            the mean of x[:, :b+1], b the first position of t's block, so no query sees ahead. ``chunk_size`` bounds
+            memory forward and backward; under ``torch.compile`` the compiler plans memory.
 
     Raises:
         ZooError: for a value out of range or a combination without meaning.
@@ -111,55 +156,23 @@ class StructuredMLPForM(nn.Module):
         n_heads: int,
         hidden_dims: Sequence[int] = (256, 512),
         dropout: float = 0.1,
-        diag_scale: float = 1.0,
-        off_diag_scale: float = 1.0,
-        off_diag_mode: str = "mlp",
-        off_diag_alpha_init: float = 0.1,
         n_layers: int = 4,
-        use_layer_bias: bool = False,
-        layer_bias_rank: int = 16,
-        compact_rank: int = 0,
-        free_M: bool = False,
-        context_stride: int = 1,
-        chunk_size: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         check_heads(d_model, n_heads)
         check_dropout(dropout)
-        if off_diag_mode not in OFF_DIAG_MODES:
-            raise ZooError(f"off_diag_mode: got {off_diag_mode!r}; choose one of {', '.join(OFF_DIAG_MODES)}")
         if any(width < 1 for width in hidden_dims):
             raise ZooError(f"hidden_dims: got {tuple(hidden_dims)}; every hidden width must be at least 1")
-        if compact_rank < 0:
-            raise ZooError(f"compact_rank: got {compact_rank}; give 0 for full rank or a rank of at least 1")
-        if compact_rank and off_diag_mode != "mlp":
-            raise ZooError(
-                f"compact_rank: got {compact_rank} with off_diag_mode {off_diag_mode!r}; a low-rank M has no block "
-                "rule, so drop one of the two"
-            )
-        if use_layer_bias and (layer_bias_rank < 1 or n_layers < 1):
-            raise ZooError(
-                f"layer_bias_rank: got {layer_bias_rank} for {n_layers} layers; use_layer_bias needs a rank and a "
-                "number of layers of at least 1"
-            )
-        if not _is_count(context_stride):
-            raise ZooError(
-                f"context_stride: got {context_stride!r}; it is how many tokens share a context, so give a whole "
-                "number from 1, the method as it is, to 2^31 - 1"
-            )
-        if chunk_size is not None and not _is_count(chunk_size):
-            raise ZooError(
-                f"chunk_size: got {chunk_size!r}; give a whole number from 1 to 2^31 - 1, or leave it out for no bound"
-            )
-        if chunk_size is not None and compact_rank:
-            raise ZooError(
-                f"chunk_size: got {chunk_size} with compact_rank {compact_rank}; a low-rank metric is read without "
-                "being formed, so leave chunk_size out"
-            )
-        self.context_stride, self.chunk_size = context_stride, chunk_size
+        check_names(options)
+        o = MetricOptions(**options)
+        if o.use_layer_bias and n_layers < 1:
+            raise ZooError(f"n_layers: got {n_layers}; use_layer_bias needs a bias for at least 1 layer")
+        self.context_stride, self.chunk_size = o.context_stride, o.chunk_size
         self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
-        self.diag_scale, self.off_diag_scale = diag_scale, off_diag_scale
-        self.off_diag_mode = "mlp" if free_M else off_diag_mode
+        self.diag_scale, self.off_diag_scale = o.diag_scale, o.off_diag_scale
+        self.off_diag_mode = "mlp" if o.free_M else o.off_diag_mode
+        compact_rank = o.compact_rank
         self.n_layers, self.compact_rank = n_layers, compact_rank
 
         layers: list[nn.Module] = []
@@ -171,7 +184,7 @@ class StructuredMLPForM(nn.Module):
         self.out = nn.Linear(width, 2 * d_model * compact_rank if compact_rank else d_model * d_model)
 
         H = n_heads
-        self.off_diag_alpha_init = off_diag_alpha_init
+        self.off_diag_alpha_init = o.off_diag_alpha_init
         if self.off_diag_mode == "linear_comb":
             self.alpha = nn.Parameter(torch.empty(H, H, H))
         elif self.off_diag_mode == "bayesian":
@@ -180,11 +193,11 @@ class StructuredMLPForM(nn.Module):
         elif self.off_diag_mode == "separate_B":
             self.B = nn.Parameter(torch.empty(H, self.head_dim, d_model))
 
-        self.use_layer_bias = use_layer_bias
-        if use_layer_bias:
-            self.bias_U = nn.Parameter(torch.empty(d_model, layer_bias_rank))
-            self.bias_V = nn.Parameter(torch.empty(d_model, layer_bias_rank))
-            self.bias_scale = nn.Parameter(torch.empty(n_layers, layer_bias_rank))
+        self.use_layer_bias = o.use_layer_bias
+        if o.use_layer_bias:
+            self.bias_U = nn.Parameter(torch.empty(d_model, o.layer_bias_rank))
+            self.bias_V = nn.Parameter(torch.empty(d_model, o.layer_bias_rank))
+            self.bias_scale = nn.Parameter(torch.empty(n_layers, o.layer_bias_rank))
         self._reset_own_parameters()
 
         self.last_context: Tensor | None = None  # no buffer: DDP would broadcast it between batches of unequal size
@@ -448,6 +461,18 @@ class StructuredMLPForM(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fused": None, "_workspace": Workspace()}
+
+    # ------------------------------------------------------------------ for a stack whose layers share it
+
+    def share(self, x: Tensor, masks: Masks, cache: PrefixState | None, readers: int) -> "Tensor | BlockMetrics":
+        """Metrics of a stack's input, without layer biases, for so many layers to read; for none, as a tensor."""
+        if masks.causal and readers:
+            return self.causal_metrics(x, masks.padding, cache, readers)
+        return self.head_metrics(x, masks.causal, masks.padding, layer_idx=None, state=cache)
+
+    def new_cache(self) -> PrefixState:
+        """What a causal context goes on from."""
+        return PrefixState()
 
     # ------------------------------------------------------------------ looking in, and the loss of bayesian
 
