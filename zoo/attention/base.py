@@ -493,7 +493,8 @@ def type_name(wanted: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, choices))
     if origin is not None:
-        return f"a list of {type_name(choices[0])}" if choices else "a list"
+        of = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
+        return f"a list of {of.get(choices[0], type_name(choices[0]))}" if choices else "a list"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(wanted, getattr(wanted, "__name__", str(wanted)))
 

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
+from zoo.attention.describe import describe, describe_all
 from zoo.callbacks import BestAndLastCheckpoint, PredictionWriter
 from zoo.checkpoint.identity import read_checkpoint, read_claim
 from zoo.checkpoint.index import resolve
@@ -129,9 +130,18 @@ class ZooCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(PredictionWriter, "predictions")
+        parser.add_argument(
+            "--use_multihead_M",
+            nargs="?",
+            const=True,
+            type=bool,
+            help="Accepted, as the method's own command line has it; changes nothing: sums are always a head's own.",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         given = sys.argv[1:] if args is None else args
+        if isinstance(given, list):
+            _help_on_attention(given)
         if isinstance(given, list) and given and not given[0].startswith("-"):
             path = _option(given, "--ckpt_path")
             if path and path not in _KEYWORDS:
@@ -245,6 +255,17 @@ class ZooCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 print(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
+
+
+def _help_on_attention(args: list[str]) -> None:
+    """Print what --model.attention.help NAME asks for, and end; without a name, what attentions there are."""
+    option = "--model.attention.help"
+    for i, argument in enumerate(args):
+        if argument.partition("=")[0] == option:
+            name = argument.partition("=")[2] or (args[i + 1] if i + 1 < len(args) else "")
+            is_name = bool(name) and not name.startswith("-")
+            print(describe(name, option) if is_name else f"{describe_all()}\n\n{option} NAME describes one.")
+            raise SystemExit(0)
 
 
 def _monitored(trainer: pl.Trainer) -> str:

@@ -76,6 +76,7 @@ def zoo_main(args: Sequence[str] | None = None) -> None:
     _add_export(commands)
     _add_import(commands)
     _add_config(commands)
+    _add_attentions(commands)
     chosen = parser.parse_args(args)
     _one_line(lambda: chosen.run(chosen))
 
@@ -290,6 +291,24 @@ def _config(chosen: argparse.Namespace) -> None:
     width = max(map(len, files), default=0)
     for name, file in files.items():
         print(f"{name:{width}}  {summary(file)}")
+
+
+def _add_attentions(commands: Any) -> None:
+    attentions = commands.add_parser(
+        "attentions",
+        help="what attentions there are",
+        description="List the attentions that language models and vision transformers can be made with, or describe "
+        "one and its options. Train with one: lightning fit --config configs/... --model.attention NAME "
+        "--model.attention_options '{option: value}'.",
+    )
+    attentions.add_argument("name", nargs="?", metavar="NAME", help="describe this one")
+    attentions.set_defaults(run=_attentions)
+
+
+def _attentions(chosen: argparse.Namespace) -> None:
+    from zoo.attention.describe import describe, describe_all
+
+    print(describe_all() if chosen.name is None else describe(chosen.name, "name"))
 
 
 def _add_export(commands: Any) -> None:

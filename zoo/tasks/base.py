@@ -259,6 +259,18 @@ class ZooTask(pl.LightningModule, ABC):
     def build(self, identity: Mapping[str, Any]) -> None:
         """Make ``self.network``, and whatever else depends on the data, from its identity."""
 
+    @classmethod
+    def network_of(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What network settings mean: equal for two settings exactly where weights of one are weights of the other."""
+        full = defaults_of(cls) | dict(settings)
+        return {name: full[name] for name in cls.network_settings}
+
+    @classmethod
+    def kept_of(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What settings mean, beyond the network, that a run keeps from its beginning."""
+        full = defaults_of(cls) | dict(settings)
+        return {name: full[name] for name in full if name not in {*cls.free_settings, *cls.network_settings}}
+
     @abstractmethod
     def depths(self) -> dict[str, int]:
         """How far up each of the network's parameters is: 0 in the stem, 1 and more in the blocks, most in the head."""
@@ -339,19 +351,21 @@ class ZooTask(pl.LightningModule, ABC):
 
     def _take_settings(self, theirs: Mapping[str, Any]) -> dict[str, str]:
         """Settings of the network left at their defaults become ``theirs``; returns the others that differ."""
-        defaults = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
-        taken, other = [], {}
+        defaults, taken = defaults_of(type(self)), []
         for name in self.network_settings:
-            default, mine = plain(defaults[name]), plain(self.hparams[name])
+            default, mine = defaults[name], plain(self.hparams[name])
             wanted = theirs.get(name, default)
             if mine == default != wanted:
                 self.hparams[name] = wanted
                 taken.append(f"{name} {wanted}")
-            elif mine != wanted:
-                other[f"model.{name}"] = f"{mine} here, {wanted} there"
         if taken:
             rank_zero_info(f"Settings of the weights: {', '.join(taken)}")
-        return other
+        here, there = plain(self.network_of(plain(self.hparams))), plain(self.network_of(theirs))
+        return {
+            f"model.{name}": f"{here.get(name)} here, {there.get(name)} there"
+            for name in sorted({*here, *there})
+            if here.get(name) != there.get(name)
+        }
 
     def _check_settings(self, source: Pretrained, other: Mapping[str, str]) -> None:
         self._other_settings = dict(other)
@@ -668,10 +682,8 @@ class ZooTask(pl.LightningModule, ABC):
                 raise ZooError(f"checkpoint: {_altered(error)}") from None
             self._freeze()
         check_identity(claim["identity"], self.data_identity, self.mismatch_advice)
-        defaults = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
-        saved = {name: claim["settings"].get(name, plain(defaults[name])) for name in self.network_settings}
-        current = {name: plain(self.hparams)[name] for name in self.network_settings}
-        if found := differences(saved, current):
+        saved, current = self.network_of(claim["settings"]), self.network_of(plain(self.hparams))
+        if found := differences(plain(saved), plain(current)):
             raise CheckpointMismatchError(
                 f"checkpoint: of another network. {'; '.join(found)}. Leave these settings out to take the "
                 "checkpoint's, or train anew without --ckpt_path"
@@ -689,9 +701,8 @@ class ZooTask(pl.LightningModule, ABC):
 
     def _check_kept(self, claim: Mapping[str, Any]) -> None:
         """Raise CheckpointMismatchError if a run that goes on would be given other settings than it began with."""
-        defaults, mine = defaults_of(type(self)), plain(self.hparams)
-        kept = sorted(set(mine) - {*self.free_settings, *self.network_settings})
-        then = {f"model.{name}": (claim["settings"].get(name, defaults[name]), mine[name]) for name in kept}
+        saved, mine = plain(self.kept_of(claim["settings"])), plain(self.kept_of(plain(self.hparams)))
+        then = {f"model.{name}": (saved.get(name), mine.get(name)) for name in sorted({*saved, *mine})}
         datamodule = getattr(self._trainer, "datamodule", None)
         if claim["data"] is not None and isinstance(datamodule, pl.LightningDataModule):
             saved, here = claim["data"]["init_args"], plain(datamodule.hparams)
@@ -766,6 +777,13 @@ class ZooTask(pl.LightningModule, ABC):
             )
 
     # ------------------------------------------------------------------ training
+
+    def with_auxiliary(self, loss: Tensor, terms: Mapping[str, tuple[Tensor, float]]) -> Tensor:
+        """The loss and the terms that the attention adds, each logged under its name and weighted."""
+        for name, (value, weight) in terms.items():
+            self.log(f"train/{name}", value)
+            loss = loss + weight * value
+        return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed each step by its number, so that a resumed run draws the dropout masks an unbroken one would."""
