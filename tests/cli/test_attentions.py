@@ -36,11 +36,12 @@ def test_pictures_are_learned_and_tested_with_every_attention(name, small, light
 
 
 def test_options_reach_the_attention_and_come_back_from_the_checkpoint(small, lightning, tmp_path):
-    options = ["--model.attention", "damcha", "--model.attention_options", '{"share_mlp": false, "mlp_hidden": [4]}']
+    options = ["--model.attention", "damcha", "--model.attention_options", '{"share_mlp": false, "mlp_hidden": [8]}']
     lightning("fit", *small("lm/stdlib_standard.yaml"), *options, *TWO_STEPS)
     task = zoo.load_pretrained(next(tmp_path.glob("runs/**/best.ckpt")))
     layer = task.network.decoder.layers[0].attention
-    assert layer.name == "damcha" and layer.generator.hidden[0].out_features == 4
+    assert layer.name == "damcha"
+    assert layer.generator.hidden[0].out_features == 8
 
 
 @pytest.mark.parametrize(
