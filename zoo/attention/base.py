@@ -220,7 +220,8 @@ class Attention(nn.Module, ABC):
     is_ordinary: ClassVar[bool] = False
     """Whether it is what every library calls attention; stacks then use their library's, whose trained weights load."""
     no_export: ClassVar[str] = ""
-    """Why it can't be exported as a graph; empty if it can."""
+    """Why it can't be exported as a graph; empty if it can.
+    """
 
     def __init__(
         self,
@@ -293,7 +294,8 @@ class Attention(nn.Module, ABC):
         return [name for name, module in self.named_children() if type(module) is nn.Linear]
 
     def init_weights(self) -> None:
-        """Draw anew what isn't a linear layer's; a stack calls it after giving those its own start (timm's name)."""
+        """Draw anew what isn't a linear layer's; a stack calls it after giving those its own start (timm's name).
+    """
 
     def reset_parameters(self) -> None:
         """The same by PyTorch's name."""
