@@ -294,8 +294,7 @@ class Attention(nn.Module, ABC):
         return [name for name, module in self.named_children() if type(module) is nn.Linear]
 
     def init_weights(self) -> None:
-        """Draw anew what isn't a linear layer's; a stack calls it after giving those its own start (timm's name).
-    """
+        """Draw anew what isn't a linear layer's; a stack calls it after giving those its own start (timm's name)."""
 
     def reset_parameters(self) -> None:
         """The same by PyTorch's name."""
@@ -330,7 +329,7 @@ class Attention(nn.Module, ABC):
         hidden = ~masks.padding.bool().unsqueeze(-1)
         x = x.masked_fill(hidden, 0)  # NaN in padding would survive a product with zero
         y, weights = self.attend(x, masks, shared, cache, need_weights)
-        return y.masked_fill(hidden, 0), weights
+        return y.masked_fill(hidden, 0), None if weights is None else weights.masked_fill(hidden.unsqueeze(1), 0)
 
     @property
     def shared_module(self) -> Any:
