@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from zoo.checkpoint.transfer import Fate, adapt_text
+from zoo.checkpoint.transfer import Fate
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
 from zoo.tasks.base import layer_depths
+from zoo.tasks.language_carry import adapt_text
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import Ratio, ScoredTask, full_precision
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity

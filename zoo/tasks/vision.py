@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from zoo.checkpoint.index import resolve
-from zoo.checkpoint.transfer import Fate, adapt_pictures
+from zoo.checkpoint.transfer import Fate
 from zoo.errors import ZooError, listed
 from zoo.tasks.base import plain
 from zoo.tasks.pretrained import Pretrained
@@ -31,6 +31,7 @@ from zoo.tasks.scores import (
     best,
     full_precision,
 )
+from zoo.tasks.vision_carry import adapt_pictures
 
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
 _NOT_OPTIONS = {
