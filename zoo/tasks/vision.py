@@ -352,12 +352,14 @@ class _Pretrained(Pretrained):
             return cls.read(given, f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}")
         if not timm.is_model(given):
             raise ZooError(
-                f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
-                "file, or one of timm.list_pretrained()"
+                f"got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
+                "file, or one of timm.list_pretrained()",
+                argument="model.pretrained",
             )
         if given.split(".")[0] not in {name.split(".")[0] for name in timm.list_pretrained()}:
             raise ZooError(
-                f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
+                f"{given} has no weights to download; to train it anew, give it as model.name",
+                argument="model.pretrained",
             )
         _check_name(given, "model.pretrained")
         return cls(given, {}, {}, {})
@@ -376,8 +378,9 @@ class _Pretrained(Pretrained):
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ZooError(
-                f"model.pretrained: the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
-                "name a checkpoint file"
+                f"the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
+                "name a checkpoint file",
+                argument="model.pretrained",
             ) from None
         self.state = cast(dict[str, Tensor], network.state_dict())
         return self.state
