@@ -88,6 +88,13 @@ def rearrange(mine: Tensor, theirs: Tensor, axes: Sequence[Axis]) -> tuple[Tenso
 def carry(
     own: Mapping[str, Tensor], source: Mapping[str, Tensor], axes: Mapping[str, Sequence[Axis]]
 ) -> tuple[dict[str, Tensor], list[Fate]]:
+    """A state dict like ``own`` with the values of ``source``, and what became of each tensor of both.
+
+    Args:
+        own: the state dict to fill; it isn't changed.
+        source: the other's.
+        axes: by tensor, the dimensions whose places have names; the others must agree in size.
+    """
     filled, fates = dict(own), []
     for name, mine in own.items():
         if name not in source:
@@ -100,6 +107,7 @@ def carry(
 
 
 def shape_of(tensor: Tensor) -> str:
+    """A shape for a note."""
     return " x ".join(map(str, tensor.shape)) or "a number"
 
 

@@ -23,6 +23,7 @@ from torchmetrics import Metric
 
 from zoo.adapters import BASE, add_lora, merge_lora, projections
 from zoo.attention.packed import check_packed_layers
+from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import (
     CHECKPOINT_KEY,
     PROVENANCE,
@@ -31,10 +32,8 @@ from zoo.checkpoint.identity import (
     check_plain,
     differences,
     digest,
-    read_checkpoint,
     read_claim,
 )
-from zoo.checkpoint.index import open_checkpoint
 from zoo.checkpoint.transfer import Fate, summary
 from zoo.checkpoint.writing import CheckedCheckpointIO, is_usual
 from zoo.errors import CheckpointMismatchError, ZooError, listed
@@ -99,13 +98,16 @@ def _fates_of(claim: Mapping[str, Any]) -> list[Fate]:
     try:
         return [Fate(**fate) for fate in claim.get("transfer", [])]
     except TypeError:
-        raise ZooError("checkpoint: what it says of the weights it started from was altered; take another") from None
+        raise ZooError(
+            "what it says of the weights it started from was altered; take another", argument="checkpoint"
+        ) from None
 
 
-def _other_base(adapter: Mapping[str, str], given: str, found: str) -> str:
-    return (
-        f"checkpoint: an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but {given} has "
-        f"{found[:12]}...; give the base it was trained on with --model.pretrained"
+def _other_base(adapter: Mapping[str, str], given: str, found: str) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but {given} has "
+        f"{found[:12]}...; give the base it was trained on with --model.pretrained",
+        argument="checkpoint",
     )
 
 
@@ -304,11 +306,12 @@ class ZooTask(pl.LightningModule, ABC):
                 return  # load_from_checkpoint calls this before the identity is known
             self._identity = datamodule.identity()
         fitting = trainer is not None and trainer.state.fn == "fit"
-        claim: dict[str, Any] = {}
+        claim: Mapping[str, Any] = {}
         source = None
         if self.hparams["pretrained"] and self.goes_on_from is not None:
-            claim = read_claim(read_checkpoint(self.goes_on_from), self.goes_on_from)
-            self._take_settings(claim["settings"])  # on_load_checkpoint compares the others
+            checkpoint = Checkpoint.open(self.goes_on_from)
+            claim = checkpoint.claim
+            self._take_settings(checkpoint.settings)  # on_load_checkpoint compares the others
         elif self.hparams["pretrained"] and fitting:
             try:
                 source = self.find_pretrained()
@@ -420,15 +423,15 @@ class ZooTask(pl.LightningModule, ABC):
             and isinstance(settings.get("lora_rank"), int)
             and settings["lora_rank"] > 0
         ):
-            raise ZooError("checkpoint: what it says of its adapter was altered; take another")
+            raise ZooError("what it says of its adapter was altered; take another", argument="checkpoint")
         self.fates = _fates_of(claim)  # what wasn't kept is trained in full
         h = self.hparams
         if h["lora_rank"]:  # else a config that doesn't mention the adapter
             for name in ("lora_rank", "lora_alpha"):
                 if h[name] != settings.get(name):
                     raise CheckpointMismatchError(
-                        f"checkpoint: model.{name}: {settings.get(name)} in the checkpoint, {h[name]} here; leave it "
-                        "out"
+                        f"model.{name}: {settings.get(name)} in the checkpoint, {h[name]} here; leave it out",
+                        argument="checkpoint",
                     )
         given = h["pretrained"] or settings["pretrained"]
         before = {name: h[name] for name in _ADAPTING if name in h}
@@ -437,7 +440,7 @@ class ZooTask(pl.LightningModule, ABC):
             if self._adapter is None:
                 self._add_base(given, adapter)
             elif self._adapter["digest"] != adapter["digest"]:
-                raise CheckpointMismatchError(_other_base(adapter, given, self._adapter["digest"]))
+                raise _other_base(adapter, given, self._adapter["digest"])
         except ZooError:
             h.update(before)
             raise
@@ -446,13 +449,14 @@ class ZooTask(pl.LightningModule, ABC):
         try:
             source = self.find_pretrained()
         except ZooError as error:
-            reason = str(error).removeprefix("model.pretrained: ").partition(";")[0]
+            reason = error.text.partition(";")[0]
             raise ZooError(
-                f"checkpoint: an adapter for {adapter['base']}, which can't be read ({reason}); give the place of its "
-                "base with --model.pretrained"
+                f"an adapter for {adapter['base']}, which can't be read ({reason}); give the place of its "
+                "base with --model.pretrained",
+                argument="checkpoint",
             ) from None
         if (found := source.digest()) != adapter["digest"]:
-            raise CheckpointMismatchError(_other_base(adapter, given, found))
+            raise _other_base(adapter, given, found)
         self.network.load_state_dict(self._carried_over(source)[0])
         self._add_adapter(source)
 
@@ -557,7 +561,7 @@ class ZooTask(pl.LightningModule, ABC):
         """As Lightning's, after the checks that the command line makes.
 
         Args:
-            checkpoint_path: the file, a name of zoo list, an address, or an open file.
+            checkpoint_path: the file, a name of zoo list, an address, an open file, or a ``Checkpoint``.
             map_location: the device to put the task on, as `to` takes it; left out, the CPU.
             hparams_file: refused: a checkpoint holds its settings.
             strict: whether every tensor must be there, and no other; left out, yes.
@@ -573,19 +577,20 @@ class ZooTask(pl.LightningModule, ABC):
                 f"load_from_checkpoint: got {given}; a checkpoint of this zoo is data and holds its settings, so leave "
                 "it out"
             )
-        where = checkpoint_path if isinstance(checkpoint_path, (str, Path)) else "the file"
-        checkpoint = open_checkpoint(checkpoint_path)
-        claim = read_claim(checkpoint, where)
-        here = f"{cls.__module__}.{cls.__qualname__}"
-        if claim["task"] != here:
-            raise CheckpointMismatchError(f"checkpoint: {where} is of {claim['task']}, not of {here}")
+        checkpoint = Checkpoint.open(checkpoint_path)
+        where, here = checkpoint.path, f"{cls.__module__}.{cls.__qualname__}"
+        if checkpoint.task != here:
+            raise CheckpointMismatchError(f"{where} is of {checkpoint.task}, not of {here}", argument="checkpoint")
         try:
-            task = cls(**{**claim["settings"], **settings})
+            task = cls(**{**checkpoint.settings, **settings})
         except (TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:160]
-            raise ZooError(f"checkpoint: {where}: its settings make no sense ({reason}); take another copy") from None
-        task.on_load_checkpoint(checkpoint)
-        task.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
+            raise ZooError(
+                f"{where}: its settings make no sense ({reason}); take another copy", argument="checkpoint"
+            ) from None
+        contents = checkpoint.take()
+        task.on_load_checkpoint(contents)
+        task.load_state_dict(contents["state_dict"], strict=strict is not False)
         return task if map_location is None else task.to(map_location)
 
     def setup(self, stage: str) -> None:
@@ -636,7 +641,7 @@ class ZooTask(pl.LightningModule, ABC):
         here = f"{type(self).__module__}.{type(self).__qualname__}"
         if claim["task"] != here:
             raise CheckpointMismatchError(
-                f"checkpoint: of {claim['task']}, but this is {here}; use the task it was made by"
+                f"of {claim['task']}, but this is {here}; use the task it was made by", argument="checkpoint"
             )
         fitting = self._trainer is not None and self._trainer.state.fn == "fit"
         given = self.hparams["pretrained"]
@@ -665,7 +670,7 @@ class ZooTask(pl.LightningModule, ABC):
             try:
                 self.build(self._identity)
             except _NOT_BUILT as error:
-                raise ZooError(f"checkpoint: {_altered(error)}") from None
+                raise ZooError(_altered(error), argument="checkpoint") from None
             self._freeze()
         check_identity(claim["identity"], self.data_identity, self.mismatch_advice)
         defaults = {name: p.default for name, p in inspect.signature(type(self)).parameters.items()}
@@ -673,8 +678,9 @@ class ZooTask(pl.LightningModule, ABC):
         current = {name: plain(self.hparams)[name] for name in self.network_settings}
         if found := differences(saved, current):
             raise CheckpointMismatchError(
-                f"checkpoint: of another network. {'; '.join(found)}. Leave these settings out to take the "
-                "checkpoint's, or train anew without --ckpt_path"
+                f"of another network. {'; '.join(found)}. Leave these settings out to take the "
+                "checkpoint's, or train anew without --ckpt_path",
+                argument="checkpoint",
             )
         if fitting and not self._finders:  # which go back to where they began, with what they found
             self._check_kept(claim)
@@ -699,8 +705,9 @@ class ZooTask(pl.LightningModule, ABC):
             then |= {f"data.{name}": (saved[name], here[name]) for name in known}
         if found := [f"{name}: {old} in the checkpoint, {new} here" for name, (old, new) in then.items() if old != new]:
             raise CheckpointMismatchError(
-                f"checkpoint: {'; '.join(found)}. A run goes on with the settings it had; leave these settings out, "
-                "or begin a new run from the checkpoint's weights with --model.pretrained"
+                f"{'; '.join(found)}. A run goes on with the settings it had; leave these settings out, "
+                "or begin a new run from the checkpoint's weights with --model.pretrained",
+                argument="checkpoint",
             )
 
     def _tell_changed(self, claim: Mapping[str, Any]) -> None:
@@ -761,8 +768,9 @@ class ZooTask(pl.LightningModule, ABC):
         ]
         if found:
             raise CheckpointMismatchError(
-                f"checkpoint: its tensors don't fit this network. {'; '.join(found[:5])}"
-                f"{f'; and {len(found) - 5} more' if len(found) > 5 else ''}. Use the settings it was trained with"
+                f"its tensors don't fit this network. {'; '.join(found[:5])}"
+                f"{f'; and {len(found) - 5} more' if len(found) > 5 else ''}. Use the settings it was trained with",
+                argument="checkpoint",
             )
 
     # ------------------------------------------------------------------ training
@@ -862,7 +870,9 @@ class ZooTask(pl.LightningModule, ABC):
         """Go on gathering the gradients of a step that a checkpoint was written in the midst of."""
         own = dict(self.named_parameters())
         if wrong := [name for name, grad in self._gathered.items() if not _fits(grad, own.get(name))]:
-            raise ZooError(f"checkpoint: its gradients of {listed(wrong)} fit no tensor; it was altered, take another")
+            raise ZooError(
+                f"its gradients of {listed(wrong)} fit no tensor; it was altered, take another", argument="checkpoint"
+            )
         for name, grad in self._gathered.items():
             own[name].grad = grad.to(own[name])
         self._gathered = {}
