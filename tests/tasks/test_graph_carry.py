@@ -14,9 +14,9 @@ from zoo.models.graph_tokens import GraphTokenModel
 from zoo.tasks.graph_carry import adapt_table
 
 
-def by_tensor(fates):
-    found = {fate.tensor: fate for fate in fates}
-    assert len(found) == len(fates)
+def by_tensor(transfers):
+    found = {transfer.tensor: transfer for transfer in transfers}
+    assert len(found) == len(transfers)
     return found
 
 
@@ -40,9 +40,9 @@ def graph_model(of, seed=0, readout="all"):
 
 def carried(source, there, here, renamed=None, readout=("all", "all")):
     target = graph_model(here, seed=1, readout=readout[1])
-    state, fates = adapt_table(target, source.state_dict(), there.identity, here.identity, readout, renamed or {})
+    state, transfers = adapt_table(target, source.state_dict(), there.identity, here.identity, readout, renamed or {})
     target.load_state_dict(state, strict=True)
-    return target, by_tensor(fates)
+    return target, by_tensor(transfers)
 
 
 EDGES = [("a", "h"), ("b", "h"), ("b", "k"), ("c", "k"), ("h", "out"), ("k", "out")]
@@ -78,31 +78,33 @@ def test_rows_of_nodes_in_both_graphs_are_carried_over_and_no_others(pairs, othe
     there = table([(f"n{i}", f"n{j}") for i, j in pairs])
     here = table([(f"n{i}", f"n{j}") for i, j in others])
     source, fresh = graph_model(there), graph_model(here, seed=1)
-    target, fates = carried(source, there, here)
+    target, transfers = carried(source, there, here)
     for names, tensors in (("nodes", ("node_embedding", "readout_weight")), ("input_nodes", ("value_scale",))):
         old, new = getattr(there.spec, names), getattr(here.spec, names)
         for tensor in tensors:
             for i, name in enumerate(new):
                 wanted = source.state_dict()[tensor][old.index(name)] if name in old else fresh.state_dict()[tensor][i]
                 assert torch.equal(target.state_dict()[tensor][i], wanted), (tensor, name)
-    assert all(fates[name].fate == "kept" for name in fates if "proj" in name), "packed layers take any graph"
+    assert all(transfers[name].outcome == "kept" for name in transfers if "proj" in name), (
+        "packed layers take any graph"
+    )
     assert torch.equal(target.layers[0].attention.source_index, fresh.layers[0].attention.source_index)
 
 
 def test_what_is_new_and_gone_is_told_by_name():
     there, here = table(EDGES), table([*EDGES[1:], ("extra", "h")])
-    _, fates = carried(graph_model(there), there, here)
-    assert fates["value_scale"].note == "2 of 3 inputs by name, new: 'extra', gone: 'a'"
-    assert fates["edges"].note == "this graph's 6, 5 of them there too"
+    _, transfers = carried(graph_model(there), there, here)
+    assert transfers["value_scale"].note == "2 of 3 inputs by name, new: 'extra', gone: 'a'"
+    assert transfers["edges"].note == "this graph's 6, 5 of them there too"
 
 
 def test_readouts_go_by_the_node_that_is_read():
     there = table(EDGES)
     source = graph_model(there)
-    target, fates = carried(source, there, there, readout=("all", "outputs"))
+    target, transfers = carried(source, there, there, readout=("all", "outputs"))
     place = there.spec.nodes.index("out")
     assert torch.equal(target.readout_weight[0], source.readout_weight[place])
-    assert fates["readout_weight"].fate == "moved"
+    assert transfers["readout_weight"].outcome == "moved"
 
 
 def test_classes_in_another_order_give_the_same_answers():
@@ -111,14 +113,14 @@ def test_classes_in_another_order_give_the_same_answers():
     source = graph_model(three)
     target, _ = carried(source, three, table(EDGES, "multiclass", ("z", "w", "x")))
     torch.testing.assert_close(target(values)[:, [0, 2]], source(values)[:, [2, 0]])
-    target, fates = carried(source, three, table(EDGES, "multiclass", ("z", "w", "ex")), {"ex": "x"})
+    target, transfers = carried(source, three, table(EDGES, "multiclass", ("z", "w", "ex")), {"ex": "x"})
     torch.testing.assert_close(target(values)[:, [0, 2]], source(values)[:, [2, 0]])
-    assert fates["readout_bias"].note == "2 of 3 classes by name, new: 'w', gone: 'y'"
+    assert transfers["readout_bias"].note == "2 of 3 classes by name, new: 'w', gone: 'y'"
     two = table(EDGES)
     source = graph_model(two)
-    target, fates = carried(source, two, table(EDGES, classes=("yes", "no")))
+    target, transfers = carried(source, two, table(EDGES, classes=("yes", "no")))
     torch.testing.assert_close(target(values), -source(values))
-    assert fates["readout_weight"].fate == "moved"
+    assert transfers["readout_weight"].outcome == "moved"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,8 @@ def test_classes_in_another_order_give_the_same_answers():
 )
 def test_another_question_gets_a_new_readout(other):
     there = table(EDGES)
-    target, fates = carried(graph_model(there), there, other)
-    assert fates["readout_weight"].fate == fates["readout_bias"].fate == "new"
+    target, transfers = carried(graph_model(there), there, other)
+    assert transfers["readout_weight"].outcome == transfers["readout_bias"].outcome == "new"
     assert torch.equal(target.readout_weight, graph_model(other, seed=1).readout_weight)
 
 

@@ -12,9 +12,9 @@ PLAY = ["Enter the king, and his alpha train. Now beta speaks: grün\n" * 20]
 TOKENIZERS = {"byte": ByteTokenizer(), "code": train_bpe(CODE, 290), "play": train_bpe(PLAY, 300)}
 
 
-def by_tensor(fates):
-    found = {fate.tensor: fate for fate in fates}
-    assert len(found) == len(fates)
+def by_tensor(transfers):
+    found = {transfer.tensor: transfer for transfer in transfers}
+    assert len(found) == len(transfers)
     return found
 
 
@@ -44,12 +44,12 @@ def expected_row(rows, there, here, i):
 def test_rows_go_by_the_text_of_their_token(there, here):
     old, new = TOKENIZERS[there], TOKENIZERS[here]
     source, target = language_model(old), language_model(new, seed=1)
-    state, fates = adapt_text(target, source.state_dict(), old, new)
+    state, transfers = adapt_text(target, source.state_dict(), old, new)
     for name in ("embedding.weight", "head.weight"):
         for i in range(new.vocab_size):
             torch.testing.assert_close(state[name][i], expected_row(source.state_dict()[name], old, new, i))
-        assert by_tensor(fates)[name].fate == "moved"
-    rest = {fate.fate for fate in fates if fate.tensor not in ("embedding.weight", "head.weight")}
+        assert by_tensor(transfers)[name].outcome == "moved"
+    rest = {transfer.outcome for transfer in transfers if transfer.tensor not in ("embedding.weight", "head.weight")}
     assert rest == {"kept"}
     target.load_state_dict(state, strict=True)
 
@@ -57,8 +57,8 @@ def test_rows_go_by_the_text_of_their_token(there, here):
 def test_the_same_vocabulary_is_kept_whole():
     tokenizer = TOKENIZERS["code"]
     source, target = language_model(tokenizer), language_model(tokenizer, seed=1)
-    state, fates = adapt_text(target, source.state_dict(), tokenizer, tokenizer)
-    assert {fate.fate for fate in fates} == {"kept"}
+    state, transfers = adapt_text(target, source.state_dict(), tokenizer, tokenizer)
+    assert {transfer.outcome for transfer in transfers} == {"kept"}
     target.load_state_dict(state)
     tokens = torch.arange(20)[None]
     assert torch.equal(source(tokens), target(tokens))
@@ -71,10 +71,10 @@ def test_tied_and_learned_and_deeper():
     torch.manual_seed(1)
     target = LanguageModel(new.vocab_size, 8, 2, 16, 3, mlp_hidden=[4], max_len=48, **options)
     before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
-    state, fates = adapt_text(target, source.state_dict(), old, new)
+    state, transfers = adapt_text(target, source.state_dict(), old, new)
     assert torch.equal(state["embedding.weight"], state["head.weight"])
     assert torch.equal(state["position_embedding.weight"][:32], source.state_dict()["position_embedding.weight"])
     assert torch.equal(state["position_embedding.weight"][32:], before["position_embedding.weight"][32:])
-    assert "32 of 48 positions" in by_tensor(fates)["position_embedding.weight"].note
-    assert by_tensor(fates)["decoder.layers.2.norm1.weight"].fate == "new"
+    assert "32 of 48 positions" in by_tensor(transfers)["position_embedding.weight"].note
+    assert by_tensor(transfers)["decoder.layers.2.norm1.weight"].outcome == "new"
     assert torch.equal(state["decoder.layers.2.attention.W_v.weight"], before["decoder.layers.2.attention.W_v.weight"])

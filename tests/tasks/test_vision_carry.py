@@ -16,7 +16,7 @@ from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
 from datamodules import ImageDataModule
 from zoo.checkpoint.identity import read_checkpoint
-from zoo.checkpoint.transfer import Fate, summary
+from zoo.checkpoint.transfer import TensorTransfer, summary
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.tasks import ImageClassificationTask
 from zoo.tasks.vision import _Pretrained
@@ -39,24 +39,24 @@ def network(name=DAMCHA, seed=0, **options):
 
 
 def carried(source, target, saved_classes=ABC, classes=ABC, heads=("head",)):
-    """The new state, loaded strictly, and the fate of each tensor by name."""
+    """The new state, loaded strictly, and the transfer of each tensor by name."""
     before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
-    state, fates = adapt_pictures(target, source.state_dict(), saved_classes, classes, heads)
+    state, transfers = adapt_pictures(target, source.state_dict(), saved_classes, classes, heads)
     assert all(torch.equal(before[name], tensor) for name, tensor in target.state_dict().items()), "not changed"
     target.load_state_dict(state, strict=True)
-    by_name = {fate.tensor: fate for fate in fates}
-    assert len(by_name) == len(fates)
+    by_name = {transfer.tensor: transfer for transfer in transfers}
+    assert len(by_name) == len(transfers)
     assert set(before) <= set(by_name), "every tensor is told of"
-    for fate in fates:
-        if fate.fate == "new":
-            assert torch.equal(state[fate.tensor], before[fate.tensor])
-        elif fate.fate == "kept":
-            assert torch.equal(state[fate.tensor], source.state_dict()[fate.tensor])
+    for transfer in transfers:
+        if transfer.outcome == "new":
+            assert torch.equal(state[transfer.tensor], before[transfer.tensor])
+        elif transfer.outcome == "kept":
+            assert torch.equal(state[transfer.tensor], source.state_dict()[transfer.tensor])
     return state, by_name
 
 
-def of_fate(fates, fate):
-    return {name for name, found in fates.items() if found.fate == fate}
+def with_outcome(transfers, transfer):
+    return {name for name, found in transfers.items() if found.outcome == transfer}
 
 
 # ---------------------------------------------------------------------- tensors
@@ -64,14 +64,14 @@ def of_fate(fates, fate):
 
 @pytest.mark.parametrize("name", [DAMCHA, TIMM, "test_resnet"])
 def test_a_network_of_the_same_kind_keeps_everything(name):
-    _, fates = carried(network(name), network(name, seed=1), heads=("head", "fc"))
-    assert {fate.fate for fate in fates.values()} == {"kept"}
+    _, transfers = carried(network(name), network(name, seed=1), heads=("head", "fc"))
+    assert {transfer.outcome for transfer in transfers.values()} == {"kept"}
 
 
 @pytest.mark.parametrize("classes", [["c", "a", "b"], ["b", "new", "a", "other"], ["c", "b"]])
 def test_rows_of_the_head_go_by_class_name(classes):
     source, target = network(), network(seed=1, num_classes=len(classes))
-    state, fates = carried(source, target, ABC, classes)
+    state, transfers = carried(source, target, ABC, classes)
     for kind in ("weight", "bias"):
         for i, name in enumerate(classes):
             row = getattr(source.head, kind)[ABC.index(name)] if name in ABC else None
@@ -79,8 +79,8 @@ def test_rows_of_the_head_go_by_class_name(classes):
             assert torch.equal(state[f"head.{kind}"][i], expected)
     known = sum(name in ABC for name in classes)
     note = f"rows of {known} of {len(classes)} classes, by name" + ("; the others new" if known < len(classes) else "")
-    assert fates["head.weight"] == Fate("head.weight", "moved", note)
-    assert of_fate(fates, "moved") == {"head.weight", "head.bias"}
+    assert transfers["head.weight"] == TensorTransfer("head.weight", "moved", note)
+    assert with_outcome(transfers, "moved") == {"head.weight", "head.bias"}
 
 
 def test_rows_of_both_heads_of_a_distilled_model_go_by_class_name():
@@ -93,24 +93,24 @@ def test_rows_of_both_heads_of_a_distilled_model_go_by_class_name():
 
 @pytest.mark.parametrize("saved_classes", [None, ["x", "y", "z"]])
 def test_a_head_of_unknown_or_other_classes_is_made_new_though_it_would_fit(saved_classes):
-    _, fates = carried(network(), network(seed=1), saved_classes)
-    assert of_fate(fates, "new") == {"head.weight", "head.bias"}
-    assert fates["head.weight"].note == "no class in common"
+    _, transfers = carried(network(), network(seed=1), saved_classes)
+    assert with_outcome(transfers, "new") == {"head.weight", "head.bias"}
+    assert transfers["head.weight"].note == "no class in common"
 
 
 @pytest.mark.parametrize("name", [DAMCHA, TIMM])
 def test_positions_are_resized_as_timm_does(name):
     source, target = network(name), network(name, seed=1, img_size=16)
-    state, fates = carried(source, target)
-    assert of_fate(fates, "resized") == {"pos_embed"}
-    assert fates["pos_embed"].note == "1 x 5 x 24 to 1 x 17 x 24"
+    state, transfers = carried(source, target)
+    assert with_outcome(transfers, "resized") == {"pos_embed"}
+    assert transfers["pos_embed"].note == "1 x 5 x 24 to 1 x 17 x 24"
     assert torch.equal(state["pos_embed"], resample_abs_pos_embed(source.pos_embed, [4, 4]))
 
 
 def test_patches_are_resized_as_timm_does():
     source = network()
-    state, fates = carried(source, network(seed=1, img_size=16, patch_size=8))
-    assert of_fate(fates, "resized") == {"patch_embed.proj.weight"}
+    state, transfers = carried(source, network(seed=1, img_size=16, patch_size=8))
+    assert with_outcome(transfers, "resized") == {"patch_embed.proj.weight"}
     expected = resample_patch_embed(source.patch_embed.proj.weight, [8, 8])
     torch.testing.assert_close(state["patch_embed.proj.weight"], expected)
 
@@ -119,35 +119,37 @@ def test_patches_are_resized_as_timm_does():
 def test_the_first_convolution_is_fitted_to_other_channels(name, tensor):
     grey, colour = network(name), network(name, in_chans=3)
     heads = ("head", "fc")
-    state, fates = carried(grey, network(name, seed=1, in_chans=3), heads=heads)
+    state, transfers = carried(grey, network(name, seed=1, in_chans=3), heads=heads)
     weight = grey.get_submodule(tensor).weight
     torch.testing.assert_close(state[f"{tensor}.weight"], weight.expand(-1, 3, -1, -1) / 3)  # the same on grey pictures
-    assert of_fate(fates, "resized") == {f"{tensor}.weight"}
-    state, fates = carried(colour, network(name, seed=1), heads=heads)
+    assert with_outcome(transfers, "resized") == {f"{tensor}.weight"}
+    state, transfers = carried(colour, network(name, seed=1), heads=heads)
     weight = colour.get_submodule(tensor).weight
     torch.testing.assert_close(state[f"{tensor}.weight"], weight.sum(1, keepdim=True))
-    assert of_fate(fates, "resized") == {f"{tensor}.weight"}
+    assert with_outcome(transfers, "resized") == {f"{tensor}.weight"}
 
 
 @pytest.mark.parametrize(("there", "here"), [(True, True), (False, False), (True, False), (False, True)])
 def test_values_and_outputs_of_ordinary_attention_go_into_metric_attention(there, here):
     source = network(TIMM, qkv_bias=there)
-    state, fates = carried(source, network(seed=1, qkv_bias=here))
+    state, transfers = carried(source, network(seed=1, qkv_bias=here))
     for i, block in enumerate(source.blocks):
         at = f"blocks.{i}.attn"
         assert torch.equal(state[f"{at}.W_v.weight"], block.attn.qkv.weight[48:])
         assert torch.equal(state[f"{at}.out_proj.weight"], block.attn.proj.weight)
         assert torch.equal(state[f"{at}.out_proj.bias"], block.attn.proj.bias)
-        assert fates[f"{at}.W_v.weight"] == Fate(f"{at}.W_v.weight", "moved", f"the values' third of {at}.qkv.weight")
-        assert fates[f"{at}.out_proj.bias"] == Fate(f"{at}.out_proj.bias", "moved", f"{at}.proj.bias")
+        assert transfers[f"{at}.W_v.weight"] == TensorTransfer(
+            f"{at}.W_v.weight", "moved", f"the values' third of {at}.qkv.weight"
+        )
+        assert transfers[f"{at}.out_proj.bias"] == TensorTransfer(f"{at}.out_proj.bias", "moved", f"{at}.proj.bias")
         if here and there:
             assert torch.equal(state[f"{at}.W_v.bias"], block.attn.qkv.bias[48:])
         elif here:
-            assert fates[f"{at}.W_v.bias"].fate == "new"
+            assert transfers[f"{at}.W_v.bias"].outcome == "new"
         elif there:
-            assert fates[f"{at}.qkv.bias"].fate == "dropped"
+            assert transfers[f"{at}.qkv.bias"].outcome == "dropped"
     generator = {name for name in state if name.startswith("shared_mlp.")}
-    assert of_fate(fates, "new") == generator | (
+    assert with_outcome(transfers, "new") == generator | (
         {f"blocks.{i}.attn.W_v.bias" for i in (0, 1)} if here and not there else set()
     )
 
@@ -171,10 +173,12 @@ def test_moved_values_compute_what_they_did():
     ],
 )
 def test_what_has_no_counterpart_is_dropped_or_new(source, target, dropped, new):
-    state, fates = carried(network(**source), network(seed=1, **target))
-    assert of_fate(fates, "dropped") == {name for name in network(**source).state_dict() if name.startswith(dropped)}
-    assert of_fate(fates, "new") == {name for name in state if name.startswith(new)}
-    assert all(fates[name].note.endswith(", no place here") for name in of_fate(fates, "dropped"))
+    state, transfers = carried(network(**source), network(seed=1, **target))
+    assert with_outcome(transfers, "dropped") == {
+        name for name in network(**source).state_dict() if name.startswith(dropped)
+    }
+    assert with_outcome(transfers, "new") == {name for name in state if name.startswith(new)}
+    assert all(transfers[name].note.endswith(", no place here") for name in with_outcome(transfers, "dropped"))
 
 
 @pytest.mark.parametrize(
@@ -188,29 +192,29 @@ def test_what_has_no_counterpart_is_dropped_or_new(source, target, dropped, new)
     ],
 )
 def test_positions_of_other_tokens_than_a_square_of_patches_are_not_taken_for_one(source, target):
-    _, fates = carried(network(**source), network(seed=1, **target))
+    _, transfers = carried(network(**source), network(seed=1, **target))
     there, here = (tuple(network(**options).pos_embed.shape) for options in (source, target))
     shown = [" x ".join(map(str, shape)) for shape in (there, here)]
-    assert fates["pos_embed"] == Fate("pos_embed", "new", f"{shown[0]} there, {shown[1]} here")
+    assert transfers["pos_embed"] == TensorTransfer("pos_embed", "new", f"{shown[0]} there, {shown[1]} here")
 
 
 @pytest.mark.parametrize("size", [[8, 16], [16, 64]])  # as many patches as the 32 x 32 of its record
 def test_positions_of_the_same_oblong_are_kept(size):
-    _, fates = carried(network(img_size=size), network(seed=1, img_size=size))
-    assert fates["pos_embed"].fate == "kept"
+    _, transfers = carried(network(img_size=size), network(seed=1, img_size=size))
+    assert transfers["pos_embed"].outcome == "kept"
 
 
 @pytest.mark.parametrize(
     ("source", "target", "heads"), [(DAMCHA, "test_resnet", ("fc",)), ("test_resnet", DAMCHA, ("head",))]
 )
 def test_a_model_of_another_family_leaves_nothing(source, target, heads):
-    state, fates = carried(network(source), network(target, seed=1), heads=heads)
-    assert of_fate(fates, "new") == set(state)
+    state, transfers = carried(network(source), network(target, seed=1), heads=heads)
+    assert with_outcome(transfers, "new") == set(state)
 
 
 def test_a_head_of_another_width_is_new_for_its_width():
-    _, fates = carried(network(), network(seed=1, embed_dim=48), ABC, ["c", "b", "a"])
-    assert fates["head.weight"] == Fate("head.weight", "new", "3 x 24 there, 3 x 48 here")
+    _, transfers = carried(network(), network(seed=1, embed_dim=48), ABC, ["c", "b", "a"])
+    assert transfers["head.weight"] == TensorTransfer("head.weight", "new", "3 x 24 there, 3 x 48 here")
 
 
 # ---------------------------------------------------------------------- fine-tuning
@@ -266,7 +270,7 @@ def test_weights_that_fit_as_they_are_start_the_run(source):
     task, start = ImageClassificationTask(pretrained=str(path)), Start()
     fit(task, digits(), callbacks=[start])
     assert all(torch.equal(value, start.weights[name]) for name, value in weights.items())
-    assert {fate.fate for fate in task.fates} == {"kept"}
+    assert {transfer.outcome for transfer in task.transfers} == {"kept"}
     assert not all(torch.equal(value, task.network.state_dict()[name]) for name, value in weights.items())
 
 
@@ -327,7 +331,7 @@ def test_adapt_starts_from_what_fits(source, folder, caplog):
     assert torch.equal(start.weights["head.weight"][:2], weights["head.weight"][[1, 3]])
     rest = [name for name in weights if not name.startswith("head.")]
     assert all(torch.equal(start.weights[name], weights[name]) for name in rest)
-    assert f"Weights of {path}:\n{summary(task.fates)}" in caplog.text
+    assert f"Weights of {path}:\n{summary(task.transfers)}" in caplog.text
 
 
 def test_an_average_of_the_weights_starts_from_them_too(source):
@@ -353,20 +357,20 @@ def tuned(source, folder, tmp_path_factory):
 def test_what_became_of_each_tensor_is_in_the_checkpoint_and_in_tensorboard(tuned):
     path, run, task = tuned
     table = read_checkpoint(path)["zoo"]["transfer"]
-    assert table == [fate.plain() for fate in task.fates]
+    assert table == [transfer.plain() for transfer in task.transfers]
     note = "rows of 2 of 3 classes, by name; the others new"
     assert {"tensor": "head.bias", "fate": "moved", "note": note} in table
     assert {row["tensor"] for row in table} == set(task.network.state_dict())
     events = EventAccumulator(run)
     events.Reload()
     text = events.Tensors("pretrained/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert text == summary(task.fates)
+    assert text == summary(task.transfers)
     assert f"| moved | head.weight | {note} |" in text
 
 
 def test_a_tuned_checkpoint_tests_when_the_pretrained_file_is_gone(tuned, lightning, capsys, folder):
     again = ImageClassificationTask.load_from_checkpoint(tuned[0])
-    assert [fate.plain() for fate in again.fates] == [fate.plain() for fate in tuned[2].fates]
+    assert [transfer.plain() for transfer in again.transfers] == [transfer.plain() for transfer in tuned[2].transfers]
     lightning("test", "--ckpt_path", tuned[0], "--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
     assert "test/accuracy" in capsys.readouterr().out
 
@@ -387,7 +391,9 @@ def test_a_resumed_run_goes_on_from_its_own_weights(in_reach, tuned, source, fol
     given.unlink(missing_ok=True)
     saved = read_checkpoint(path)["state_dict"]
     assert all(torch.equal(value, saved[f"network.{name}"]) for name, value in start.weights.items())
-    assert [fate.plain() for fate in again.fates] == [fate.plain() for fate in task.fates], "still told of"
+    assert [transfer.plain() for transfer in again.transfers] == [transfer.plain() for transfer in task.transfers], (
+        "still told of"
+    )
     assert "Weights of" not in caplog.text, "but not as if it had happened now"
 
 
@@ -463,10 +469,10 @@ def test_weights_of_timm_start_a_damcha_model(monkeypatch):
     )
     data, start = digits(), Start()
     fit(task, data, callbacks=[start])
-    fates = {fate.tensor: fate.fate for fate in task.fates}
-    assert fates["head.weight"] == "new", "nobody knows the names of its classes"
-    assert fates["blocks.0.attn.W_v.weight"] == "moved"
-    assert fates["patch_embed.proj.weight"] == fates["pos_embed"] == "resized"
+    transfers = {transfer.tensor: transfer.outcome for transfer in task.transfers}
+    assert transfers["head.weight"] == "new", "nobody knows the names of its classes"
+    assert transfers["blocks.0.attn.W_v.weight"] == "moved"
+    assert transfers["patch_embed.proj.weight"] == transfers["pos_embed"] == "resized"
     weights = network(TIMM, in_chans=3, num_classes=1000, img_size=16)
     assert torch.equal(start.weights["blocks.0.attn.W_v.weight"], weights.blocks[0].attn.qkv.weight[48:])
     # the mean of CLIP's three channels

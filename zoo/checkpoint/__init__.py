@@ -20,7 +20,7 @@ The shelf of trained models:
 Weights carried over to a network for other data:
 
 - ``Axis``, ``carry``, ``rearrange``: by the names of a tensor's rows.
-- ``Fate``, ``summary``: what became of each tensor.
+- ``TensorTransfer``, ``summary``: what became of each tensor.
 - ``weights_digest``: what weights are known by, whatever file they came in.
 
 This package knows no family: what is carried over of a vocabulary, a classifier or a graph lies with the tasks.
@@ -32,7 +32,7 @@ from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import CHECKPOINT_KEY, canonical_json, check_identity, differences, digest
 from zoo.checkpoint.index import Entry, entry_of, find_checkpoint, read_index
 from zoo.checkpoint.remote import default_cache, fetch, is_address
-from zoo.checkpoint.transfer import Axis, Fate, carry, rearrange, summary, weights_digest
+from zoo.checkpoint.transfer import Axis, TensorTransfer, carry, rearrange, summary, weights_digest
 
 if TYPE_CHECKING:
     from zoo.checkpoint.writing import CheckedCheckpointIO
@@ -43,7 +43,7 @@ __all__ = [
     "CheckedCheckpointIO",
     "Checkpoint",
     "Entry",
-    "Fate",
+    "TensorTransfer",
     "canonical_json",
     "carry",
     "check_identity",

@@ -2,31 +2,57 @@
 
 import hashlib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from zoo.errors import listed
+from zoo.errors import ZooError, listed
+
+Outcome = Literal["kept", "moved", "resized", "new", "dropped"]
 
 
 @dataclass
-class Fate:
+class TensorTransfer:
     """What became of a tensor: ``kept``, ``moved`` (other place or order), ``resized``, ``new`` or ``dropped``."""
 
     tensor: str
-    fate: Literal["kept", "moved", "resized", "new", "dropped"]
+    outcome: Outcome
     note: str = ""
 
     def plain(self) -> dict[str, str]:
-        return asdict(self)
+        """As checkpoints keep it, under the names that every version of the zoo reads."""
+        return {"tensor": self.tensor, "fate": self.outcome, "note": self.note}
 
 
-def summary(fates: Sequence[Fate]) -> str:
+def read_transfers(saved: object) -> list[TensorTransfer]:
+    """Those that a checkpoint's claim keeps as ``transfer``, each as ``TensorTransfer.plain`` wrote it.
+
+    Raises:
+        ZooError: if it holds anything else.
+    """
+    if isinstance(saved, list) and all(_is_plain(item) for item in saved):
+        return [TensorTransfer(item["tensor"], item["fate"], item.get("note", "")) for item in saved]
+    raise ZooError("what it says of the weights it started from was altered; take another", argument="checkpoint")
+
+
+def _is_plain(item: object) -> bool:
+    if not isinstance(item, dict) or not {"tensor", "fate"} <= set(item) <= {"tensor", "fate", "note"}:
+        return False
+    return (
+        item["fate"] in get_args(Outcome) and isinstance(item["tensor"], str) and isinstance(item.get("note", ""), str)
+    )
+
+
+def summary(transfers: Sequence[TensorTransfer]) -> str:
     """A Markdown table of what became of each tensor; those simply kept share a row."""
-    same = [fate for fate in fates if fate.fate == "kept"]
-    rows = [f"| {fate.fate} | {fate.tensor} | {fate.note} |" for fate in fates if fate.fate != "kept"]
+    same = [transfer for transfer in transfers if transfer.outcome == "kept"]
+    rows = [
+        f"| {transfer.outcome} | {transfer.tensor} | {transfer.note} |"
+        for transfer in transfers
+        if transfer.outcome != "kept"
+    ]
     if same:
         rows.insert(0, f"| kept | {len(same)} tensors | as they were |")
     return "\n".join(["| | tensor | |", "|---|---|---|", *rows])
@@ -64,8 +90,14 @@ def _names(names: Sequence[Hashable]) -> str:
     return listed([name.decode(errors="replace") if isinstance(name, bytes) else name for name in names])
 
 
-def rearrange(mine: Tensor, theirs: Tensor, axes: Sequence[Axis]) -> tuple[Tensor, str, str]:
-    """``mine`` with the values of ``theirs`` wherever both have the names, the fate of the tensor, and a note on it."""
+def rearrange(mine: Tensor, theirs: Tensor, axes: Sequence[Axis]) -> tuple[Tensor, Outcome, str]:
+    """``mine`` with the values of ``theirs`` wherever both have the names, the outcome, and a note on it.
+
+    Args:
+        mine: the tensor to fill; it isn't changed.
+        theirs: the other's, of as many dimensions.
+        axes: the dimensions whose places have names; the others must agree in size.
+    """
     named = {axis.dim: axis for axis in axes}
     if mine.ndim != theirs.ndim or any(mine.shape[d] != theirs.shape[d] for d in range(mine.ndim) if d not in named):
         return mine, "new", f"{shape_of(theirs)} there, {shape_of(mine)} here"
@@ -87,7 +119,7 @@ def rearrange(mine: Tensor, theirs: Tensor, axes: Sequence[Axis]) -> tuple[Tenso
 
 def carry(
     own: Mapping[str, Tensor], source: Mapping[str, Tensor], axes: Mapping[str, Sequence[Axis]]
-) -> tuple[dict[str, Tensor], list[Fate]]:
+) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
     """A state dict like ``own`` with the values of ``source``, and what became of each tensor of both.
 
     Args:
@@ -95,15 +127,19 @@ def carry(
         source: the other's.
         axes: by tensor, the dimensions whose places have names; the others must agree in size.
     """
-    filled, fates = dict(own), []
+    filled, transfers = dict(own), []
     for name, mine in own.items():
         if name not in source:
-            fates.append(Fate(name, "new", "not there"))
+            transfers.append(TensorTransfer(name, "new", "not there"))
             continue
-        filled[name], fate, note = rearrange(mine, source[name], axes.get(name, ()))
-        fates.append(Fate(name, cast(Any, fate), note))
-    fates += [Fate(name, "dropped", f"{shape_of(source[name])}, no place here") for name in source if name not in own]
-    return filled, fates
+        filled[name], outcome, note = rearrange(mine, source[name], axes.get(name, ()))
+        transfers.append(TensorTransfer(name, outcome, note))
+    transfers += [
+        TensorTransfer(name, "dropped", f"{shape_of(source[name])}, no place here")
+        for name in source
+        if name not in own
+    ]
+    return filled, transfers
 
 
 def shape_of(tensor: Tensor) -> str:

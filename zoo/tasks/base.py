@@ -34,7 +34,7 @@ from zoo.checkpoint.identity import (
     digest,
     read_claim,
 )
-from zoo.checkpoint.transfer import Fate, summary
+from zoo.checkpoint.transfer import TensorTransfer, read_transfers, summary
 from zoo.checkpoint.writing import CheckedCheckpointIO, is_usual
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.tasks.mends import average_no_indices, close_finished_epoch, keep_to_own_folder, put_off_stop, stop
@@ -92,15 +92,6 @@ _NOT_BUILT = (
 def _altered(error: Exception) -> str:
     reason = " ".join(str(error).split())[:160]
     return f"its settings or its data identity make no sense ({type(error).__name__}: {reason}); take another copy"
-
-
-def _fates_of(claim: Mapping[str, Any]) -> list[Fate]:
-    try:
-        return [Fate(**fate) for fate in claim.get("transfer", [])]
-    except TypeError:
-        raise ZooError(
-            "what it says of the weights it started from was altered; take another", argument="checkpoint"
-        ) from None
 
 
 def _other_base(adapter: Mapping[str, str], given: str, found: str) -> CheckpointMismatchError:
@@ -246,7 +237,7 @@ class ZooTask(pl.LightningModule, ABC):
         self.register_load_state_dict_pre_hook(_drop_identity)  # type: ignore[no-untyped-call]
         self._step_seed: int | None = None
         self._gathered: dict[str, Tensor] = {}  # gradients that a checkpoint was written in the midst of
-        self.fates: list[Fate] = []
+        self.transfers: list[TensorTransfer] = []
         self._started_from: str | None = None
         self._not_started: ZooError | None = None
         self._other_settings: dict[str, str] = {}
@@ -270,7 +261,7 @@ class ZooTask(pl.LightningModule, ABC):
         """Names, or beginnings of names, of the parameters that turn the network's last state into its answer."""
 
     @abstractmethod
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         """A state dict for the network from other weights, and what became of each tensor."""
 
     # ------------------------------------------------------------------ identity
@@ -366,9 +357,9 @@ class ZooTask(pl.LightningModule, ABC):
             )
 
     def _start_from(self, source: Pretrained) -> None:
-        state, fates = self._carried_over(source)
-        changed = [fate for fate in fates if fate.fate != "kept"]
-        if all(fate.fate in ("new", "dropped") for fate in fates):
+        state, transfers = self._carried_over(source)
+        changed = [transfer for transfer in transfers if transfer.outcome != "kept"]
+        if all(transfer.outcome in ("new", "dropped") for transfer in transfers):
             raise CheckpointMismatchError(
                 f"model.pretrained: {source.given} has nothing that fits {self.network_name}; leave the network's "
                 "settings out to take its architecture"
@@ -376,7 +367,7 @@ class ZooTask(pl.LightningModule, ABC):
         if self.hparams["on_mismatch"] == "error":
             found = self._other_data(source)
             if not found and changed:
-                found = [f"{fate.tensor}: {fate.fate} ({fate.note})" for fate in changed]
+                found = [f"{transfer.tensor}: {transfer.outcome} ({transfer.note})" for transfer in changed]
             if found:
                 more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
                 raise CheckpointMismatchError(
@@ -384,12 +375,15 @@ class ZooTask(pl.LightningModule, ABC):
                     f"{self.pretrained_advice}"
                 )
         self.network.load_state_dict(state)
-        self.fates = [*fates, *(Fate(name, "new", values) for name, values in self._other_settings.items())]
+        self.transfers = [
+            *transfers,
+            *(TensorTransfer(name, "new", values) for name, values in self._other_settings.items()),
+        ]
         self._started_from = source.given
         if self.hparams["lora_rank"]:
             self._add_adapter(source)
 
-    def _carried_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def _carried_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         try:
             return self.carry_over(source)
         except _NOT_BUILT as error:
@@ -400,7 +394,7 @@ class ZooTask(pl.LightningModule, ABC):
     def _add_adapter(self, source: Pretrained) -> None:
         """Put adapters beside the projections; train them, the head, and what the base has no weights for."""
         h = self.hparams
-        full = {fate.tensor for fate in self.fates if fate.fate != "kept"}
+        full = {transfer.tensor for transfer in self.transfers if transfer.outcome != "kept"}
         depths = self.depths()
         heads = {name for name in depths if self.heads() and name.startswith(self.heads())}
         alpha = 2.0 * h["lora_rank"] if h["lora_alpha"] is None else h["lora_alpha"]
@@ -424,7 +418,7 @@ class ZooTask(pl.LightningModule, ABC):
             and settings["lora_rank"] > 0
         ):
             raise ZooError("what it says of its adapter was altered; take another", argument="checkpoint")
-        self.fates = _fates_of(claim)  # what wasn't kept is trained in full
+        self.transfers = read_transfers(claim.get("transfer", []))  # what wasn't kept is trained in full
         h = self.hparams
         if h["lora_rank"]:  # else a config that doesn't mention the adapter
             for name in ("lora_rank", "lora_alpha"):
@@ -490,7 +484,7 @@ class ZooTask(pl.LightningModule, ABC):
                 "beginning of a run, so take it out to go on with one"
             )
         if self._started_from is not None:
-            rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
+            rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.transfers)}")
         if self._adapter is not None:
             sizes = [(p.numel(), p.requires_grad) for p in self.network.parameters()]
             trained = sum(n for n, is_trained in sizes if is_trained)
@@ -506,10 +500,10 @@ class ZooTask(pl.LightningModule, ABC):
         for metric in self.modules():
             if isinstance(metric, Metric):
                 metric.reset()  # states that a test left behind can't be written to outside inference mode
-        if self.fates and self.trainer.is_global_zero:
+        if self.transfers and self.trainer.is_global_zero:
             for logger in self.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_text("pretrained", summary(self.fates))
+                    logger.experiment.add_text("pretrained", summary(self.transfers))
 
     def _freeze(self) -> None:
         """Leave only what ``train`` says to the optimizer; frozen modules lose their dropout."""
@@ -617,7 +611,7 @@ class ZooTask(pl.LightningModule, ABC):
             "identity": self.data_identity,
             "digest": digest(self.data_identity),
             "step_seed": self._step_seed,
-            "transfer": [fate.plain() for fate in self.fates],
+            "transfer": [transfer.plain() for transfer in self.transfers],
         }
         if self._trainer is not None:
             checkpoint[CHECKPOINT_KEY]["trainer"] = self._of_the_trainer()
@@ -660,7 +654,7 @@ class ZooTask(pl.LightningModule, ABC):
         self._step_seed = claim.get("step_seed")
         self._started_from = self._not_started = None
         self._is_loaded = True
-        self.fates = _fates_of(claim)
+        self.transfers = read_transfers(claim.get("transfer", []))
         if fitting:
             self._tell_changed(claim)
             keep_to_own_folder(self.trainer, checkpoint.get("callbacks") or {}, self.trainer.ckpt_path)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MultilabelAccuracy
 
-from zoo.checkpoint.transfer import Fate
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.graph import AdjacencySpec
 from zoo.models.graph_tokens import GraphTokenModel
@@ -170,7 +170,7 @@ class GraphPredictionTask(ScoredTask):
     def heads(self) -> tuple[str, ...]:
         return ("readout_weight", "readout_bias")
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         readout = source.settings.get("readout", "outputs"), self.hparams["readout"]
         return adapt_table(
             self.network,

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.checkpoint.transfer import Axis, Fate, carry
+from zoo.checkpoint.transfer import Axis, TensorTransfer, carry
 from zoo.errors import ZooError, listed
 from zoo.graph import AdjacencySpec
 
@@ -17,7 +17,7 @@ def adapt_table(
     identity: Mapping[str, Any],
     readout: tuple[str, str],
     renamed: Mapping[str, str],
-) -> tuple[dict[str, Tensor], list[Fate]]:
+) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
     """A state dict for ``network`` from the weights of a model on another graph.
 
     Embeddings go by the name of their node, scales and shifts by that of their input, readouts by node and by class or
@@ -69,15 +69,18 @@ def adapt_table(
         source |= {name: -source[name] for name in _READOUT}
     own = {name: tensor.detach() for name, tensor in network.state_dict().items()}
     weights = {name: tensor for name, tensor in own.items() if not name.endswith(_EDGES)}
-    filled, fates = carry(weights, source, axes)
-    for fate in fates:
-        if turned and fate.tensor in _READOUT and fate.fate != "new":
-            fate.fate, fate.note = "moved", "; ".join(["turned, as the classes are", *filter(None, [fate.note])])
+    filled, transfers = carry(weights, source, axes)
+    for transfer in transfers:
+        if turned and transfer.tensor in _READOUT and transfer.outcome != "new":
+            transfer.outcome = "moved"
+            transfer.note = "; ".join(["turned, as the classes are", *filter(None, [transfer.note])])
     if specs[0].fingerprint != specs[1].fingerprint:
         there = {(a, b) for a, b in specs[0].to_dict()["edges"]}
         here = {(renamed.get(a, a), renamed.get(b, b)) for a, b in specs[1].to_dict()["edges"]}
-        fates.append(Fate("edges", "moved", f"this graph's {len(here)}, {len(here & there)} of them there too"))
-    return own | filled, fates
+        transfers.append(
+            TensorTransfer("edges", "moved", f"this graph's {len(here)}, {len(here & there)} of them there too")
+        )
+    return own | filled, transfers
 
 
 _READOUT = ("readout_weight", "readout_bias")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from zoo.checkpoint.transfer import Fate
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
 from zoo.tasks.base import layer_depths
@@ -203,7 +203,7 @@ class LanguageModelTask(ScoredTask):
     def heads(self) -> tuple[str, ...]:
         return ("embedding.",) if self.hparams["tie_embeddings"] else ("head.",)
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         return adapt_text(self.network, source.weights(), tokenizer_from_identity(source.identity), self.tokenizer)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:

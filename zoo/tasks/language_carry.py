@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from zoo.checkpoint.transfer import Axis, Fate, carry
+from zoo.checkpoint.transfer import Axis, TensorTransfer, carry
 from zoo.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def adapt_text(
     network: nn.Module, saved: Mapping[str, Tensor], saved_tokenizer: Tokenizer, tokenizer: Tokenizer
-) -> tuple[dict[str, Tensor], list[Fate]]:
+) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
     """A state dict for ``network`` from the weights of a language model with another vocabulary.
 
     Rows of embedding and head go by the text of their token. A token that is new starts as the mean of the tokens that
@@ -37,23 +37,23 @@ def adapt_text(
     apart = tied and "head.weight" in source and not torch.equal(source["head.weight"], source["embedding.weight"])
     if apart:
         source["head.weight"] = source["embedding.weight"]
-    filled, fates = carry(own, source, axes)
+    filled, transfers = carry(own, source, axes)
     known = set(there)
     pieces = {
         i: saved_tokenizer.encode_bytes(text)
         for i, text in enumerate(tokenizer.token_bytes)
         if text and text not in known
     }
-    for fate in fates:
-        if fate.tensor in _VOCABULARY and fate.fate == "moved" and pieces:
-            theirs = source[fate.tensor]
+    for transfer in transfers:
+        if transfer.tensor in _VOCABULARY and transfer.outcome == "moved" and pieces:
+            theirs = source[transfer.tensor]
             for i, numbers in pieces.items():
-                filled[fate.tensor][i] = theirs[numbers].mean(dim=0)
+                filled[transfer.tensor][i] = theirs[numbers].mean(dim=0)
             n = len(here) - len(pieces)
-            fate.note = f"{n} of {len(here)} tokens by their text, {len(pieces)} as the mean of its tokens there"
-        if apart and fate.tensor == "head.weight":
-            fate.fate, fate.note = "dropped", "tied to the embedding here"
-    return filled, fates
+            transfer.note = f"{n} of {len(here)} tokens by their text, {len(pieces)} as the mean of its tokens there"
+        if apart and transfer.tensor == "head.weight":
+            transfer.outcome, transfer.note = "dropped", "tied to the embedding here"
+    return filled, transfers
 
 
 _VOCABULARY = ("embedding.weight", "head.weight")

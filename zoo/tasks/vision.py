@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from zoo.checkpoint.index import resolve
-from zoo.checkpoint.transfer import Fate
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError, listed
 from zoo.tasks.base import plain
 from zoo.tasks.pretrained import Pretrained
@@ -241,7 +241,7 @@ class ImageClassificationTask(ScoredTask):
     def _other_data(self, source: Pretrained) -> list[str]:
         return super()._other_data(source) if source.identity else []
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         classes = source.identity.get("classes")
         heads = [name.removesuffix(".") for name in self.heads()]
         return adapt_pictures(self.network, source.weights(), classes, self.classes, heads)

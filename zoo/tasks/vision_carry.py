@@ -9,7 +9,7 @@ from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from zoo.checkpoint.transfer import Fate, shape_of
+from zoo.checkpoint.transfer import TensorTransfer, shape_of
 
 
 def adapt_pictures(
@@ -18,7 +18,7 @@ def adapt_pictures(
     saved_classes: Sequence[str] | None,
     classes: Sequence[str],
     heads: Sequence[str],
-) -> tuple[dict[str, Tensor], list[Fate]]:
+) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
     """A state dict for ``network`` from the weights of another picture model.
 
     Class rows of the head go by class name, the first convolution to other channels and positions to another size by
@@ -52,31 +52,37 @@ def adapt_pictures(
     known = [c for c in classes if c in rows]
     others = "" if len(known) == len(classes) else "; the others new"
     reorder = saved_classes is None or list(saved_classes) != list(classes)
-    filled, fates = dict(own), []
+    filled, transfers = dict(own), []
     for name, mine in own.items():
         theirs = resized.get(name)
         if theirs is not None and reorder and name.startswith(starts) and theirs.shape[1:] == mine.shape[1:]:
             if not known:
-                fates.append(Fate(name, "new", "no class in common"))
+                transfers.append(TensorTransfer(name, "new", "no class in common"))
                 continue
             filled[name] = mine.clone()
             for i, c in enumerate(classes):
                 if c in rows:
                     filled[name][i] = theirs[rows[c]]
-            fates.append(Fate(name, "moved", f"rows of {len(known)} of {len(classes)} classes, by name{others}"))
+            transfers.append(
+                TensorTransfer(name, "moved", f"rows of {len(known)} of {len(classes)} classes, by name{others}")
+            )
         elif theirs is None or theirs.shape != mine.shape:
             was = "not there" if theirs is None else f"{shape_of(theirs)} there"
-            fates.append(Fate(name, "new", f"{was}, {shape_of(mine)} here"))
+            transfers.append(TensorTransfer(name, "new", f"{was}, {shape_of(mine)} here"))
         else:
             filled[name] = theirs
             if name in notes:
-                fates.append(Fate(name, "moved", notes[name]))
+                transfers.append(TensorTransfer(name, "moved", notes[name]))
             elif source[name].shape != theirs.shape:
-                fates.append(Fate(name, "resized", f"{shape_of(source[name])} to {shape_of(theirs)}"))
+                transfers.append(TensorTransfer(name, "resized", f"{shape_of(source[name])} to {shape_of(theirs)}"))
             else:
-                fates.append(Fate(name, "kept"))
-    fates += [Fate(name, "dropped", f"{shape_of(source[name])}, no place here") for name in source if name not in own]
-    return filled, fates
+                transfers.append(TensorTransfer(name, "kept"))
+    transfers += [
+        TensorTransfer(name, "dropped", f"{shape_of(source[name])}, no place here")
+        for name in source
+        if name not in own
+    ]
+    return filled, transfers
 
 
 def _fit_pictures(network: nn.Module, source: Mapping[str, Tensor]) -> dict[str, Tensor]:
