@@ -80,6 +80,8 @@ def create_model(name: str, pretrained: bool = True, **overrides: Any) -> nn.Mod
 def verify(entry: Entry) -> list[str]:
     """Check a model on the shelf: its file, the identity of its data, and that it loads. Returns what was checked.
 
+    The file is hashed whole, since the index says what its bytes must be, and only then opened, which reads it once.
+
     Raises:
         ZooError: naming what isn't as the index says.
     """

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
 import zoo.checkpoint
 from tests.cli.test_lightning import QUIET
@@ -247,6 +248,19 @@ def test_testing_a_name_reads_its_checkpoint_once(reads, lightning):
     """Its data module is given it too, for graph, classes and scaling."""
     lightning("test", "--ckpt_path", GRAPH, *QUIET)
     assert reads(SHELF / GRAPH / "model.ckpt") == ONCE | {"hash": 1}
+
+
+def test_nothing_is_held_for_a_strategy_that_reads_files_itself(file, lightning, monkeypatch):
+    held = []
+
+    def load_checkpoint(strategy, path, weights_only=None):
+        gc.collect()
+        held.extend(zoo.checkpoint.checkpoint._open)
+        return read_checkpoint(path)
+
+    monkeypatch.setattr(SingleDeviceStrategy, "load_checkpoint", load_checkpoint)
+    lightning("test", "--ckpt_path", file, *QUIET)
+    assert held == []
 
 
 # ---------------------------------------------------------------------- the package
