@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from datamodules.table_columns import split_rows
+from datamodules.splits import split_rows
 from datamodules.table_files import PBMC, Table, read_table
 from datamodules.table_labels import encode_labels
 from datamodules.tables import GraphTableDataModule

@@ -12,8 +12,6 @@ from zoo.checkpoint.identity import digest, read_claim
 from zoo.checkpoint.index import open_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError
 
-SPLITS = ("train", "val", "test")
-
 
 class ZooDataModule(pl.LightningDataModule):
     """A data module that knows what a model of its data must agree with, once it is set up.

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from torchvision.datasets import CIFAR10, CIFAR100, MNIST, FashionMNIST
@@ -334,3 +335,26 @@ def _digest_of(file: str) -> bytes | None:
     with suppress(OSError), open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()
     return None
+
+
+def warn_of_twins(
+    where: str, ids: Sequence[str], twins: Sequence[Sequence[int]], marks: np.ndarray, what: str, effect: str
+) -> None:
+    """Say which pictures are the same file under more than one mark.
+
+    Args:
+        where: what the line starts with.
+        ids: names of all pictures.
+        twins: groups of the same ones.
+        marks: of all pictures (n,): their classes or splits.
+        what: what marks are.
+        effect: what comes of it.
+    """
+    apart = [group for group in twins if len(set(marks[list(group)].tolist())) > 1]
+    if apart:
+        first = apart[0][0]
+        other = next(i for i in apart[0] if marks[i] != marks[first])
+        rank_zero_warn(
+            f"{where} has {len(apart):,} pictures more than once with different {what}, {effect}: {ids[first]!r} and "
+            f"{ids[other]!r} are the same file; keep one of each"
+        )

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from datamodules.base import SPLITS
 from datamodules.folders import files_below, folders_in, is_utf8
 from datamodules.image_files import Pictures, stamp
 from datamodules.image_labels import read_labels, refuse_missing
+from datamodules.splits import SPLITS
 from zoo.checkpoint.identity import canonical_json
 from zoo.errors import ZooError, listed
 from zoo.lookalikes import appearance, refuse_look_alikes

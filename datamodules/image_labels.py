@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from datamodules.base import SPLITS
 from datamodules.folders import files_below
+from datamodules.splits import SPLITS
 from zoo.errors import ZooError, listed
 from zoo.lookalikes import appearance, refuse_look_alikes, spelt
 

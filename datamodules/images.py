@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 from torchvision.transforms import Compose
 
-from datamodules.base import SPLITS, ZooDataModule
+from datamodules.base import ZooDataModule
 from datamodules.image_files import (
     SETS,
     Pictures,
@@ -21,6 +21,7 @@ from datamodules.image_files import (
     load_digits,
     load_set,
     set_root,
+    warn_of_twins,
 )
 from datamodules.image_folders import find_all, find_classes, find_labelled
 from datamodules.image_transforms import (
@@ -29,12 +30,10 @@ from datamodules.image_transforms import (
     PictureRows,
     evaluation_transform,
     policy,
-    split_pictures,
-    tell_of_absent_classes,
     training_transform,
-    warn_of_twins,
 )
 from datamodules.loaders import ResumableLoader
+from datamodules.splits import SPLITS, split_pictures, tell_of_absent_classes
 from zoo.checkpoint.identity import read_checkpoint, read_claim
 from zoo.checkpoint.index import find_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError, listed

@@ -11,9 +11,10 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.base import SPLITS, ZooDataModule
+from datamodules.base import ZooDataModule
 from datamodules.loaders import ResumableLoader, ShuffledSampler
-from datamodules.table_columns import match_columns, mean_and_std, split_rows, splits_of_column, standardise
+from datamodules.splits import SPLITS, split_rows, splits_of_column
+from datamodules.table_columns import match_columns, mean_and_std, standardise
 from datamodules.table_files import IN_MEMORY, Table, TableLike, read_edges, read_table
 from datamodules.table_labels import (
     Labels,

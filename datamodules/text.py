@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datamodules.base import SPLITS, ZooDataModule
+from datamodules.base import ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
+from datamodules.splits import SPLITS
 from datamodules.text_files import Corpus, find_files, stdlib_files
 from datamodules.text_reading import PIECE, no_text, read_head, whole_characters
 from zoo.checkpoint.identity import digest, read_checkpoint, read_claim

@@ -10,16 +10,15 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.folders import files_below, files_matching, is_utf8
+from datamodules.splits import FEW_DOCUMENTS, cut_places, split_documents
 from datamodules.text_reading import TABLES, file_pieces, line_start, no_text, read_head, table_rows
 from zoo.errors import ZooError, listed
 
 PLAIN = (".txt", ".md", ".py")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-_FEW = 20  # a corpus of fewer documents is split inside each, by position
 
 
 @dataclass(frozen=True)
@@ -183,20 +182,7 @@ def _hint(kinds: "Counter[str]", field: str | None) -> str:
     return ("; give data.field for tables" if tables else "") + ("; unpack what is compressed" if compressed else "")
 
 
-# ---------------------------------------------------------------------- documents and their splits
-
-
-def split_numbers(names: Iterable[str], n: int, val_fraction: float, test_fraction: float, seed: int) -> np.ndarray:
-    """0, 1 or 2 (train, val, test) for each of n documents, by the order of the SHA-256 of seed and name."""
-    keys = np.fromiter(
-        (int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) for name in names), np.uint64, count=n
-    )
-    order = np.argsort(keys, kind="stable")
-    n_test, n_val = (max(1, round(n * fraction)) for fraction in (test_fraction, val_fraction))
-    splits = np.zeros(n, dtype=np.uint8)
-    splits[order[:n_test]] = 2
-    splits[order[n_test : n_test + n_val]] = 1
-    return splits
+# ---------------------------------------------------------------------- documents
 
 
 @dataclass(frozen=True)
@@ -228,12 +214,12 @@ class Corpus:
     def iterate(self) -> Iterator[tuple[int, Iterator[str]]]:
         counts = self._counts
         n = sum(counts)
-        if n < _FEW:
+        if n < FEW_DOCUMENTS:
             for file in self.files:
                 yield from self._cut_table(file) if self._is_table(file) else self._cut_file(file)
             return
         names = (f"{file.name}:{i}" for file, count in zip(self.files, counts, strict=True) for i in range(count))
-        splits = iter(split_numbers(names, n, self.val_fraction, self.test_fraction, self.seed).tolist())
+        splits = iter(split_documents(names, n, self.val_fraction, self.test_fraction, self.seed).tolist())
         for file in self.files:
             if self._is_table(file):
                 yield from ((next(splits), iter((text,))) for text in self._texts(file))
@@ -263,20 +249,19 @@ class Corpus:
             rank_zero_info(f"data.field: {without:,} rows without text in {self.field!r} are left out")
         return counts
 
-    def _cuts(self, size: int) -> list[int]:
-        """Where the validation and the test text of a document begin, but for line ends."""
-        return [int(size * share) for share in (1 - self.val_fraction - self.test_fraction, 1 - self.test_fraction)]
+    def _places(self, size: int) -> list[int]:
+        return cut_places(size, self.val_fraction, self.test_fraction)
 
     def _cut_file(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
         size = file.path.stat().st_size
-        cuts = [0, *(line_start(file.path, place) for place in self._cuts(size)), size]
+        cuts = [0, *(line_start(file.path, place) for place in self._places(size)), size]
         for split, (start, end) in enumerate(pairwise(cuts)):
             if start < end:
                 yield split, file_pieces(file.path, start, end, self.encoding_errors)
 
     def _cut_table(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
         for text in self._texts(file):
-            cuts = [0, *(_line_start(text, place) for place in self._cuts(len(text))), len(text)]
+            cuts = [0, *(_line_start(text, place) for place in self._places(len(text))), len(text)]
             yield from ((i, iter((text[a:b],))) for i, (a, b) in enumerate(pairwise(cuts)) if a < b)
 
 

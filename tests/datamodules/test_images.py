@@ -30,8 +30,9 @@ from sklearn.datasets import load_digits
 
 import datamodules.image_files
 from datamodules.image_files import check_pictures, open_picture
-from datamodules.image_transforms import Look, policy, split_pictures
+from datamodules.image_transforms import Look, policy
 from datamodules.images import ImageDataModule
+from datamodules.splits import split_pictures
 from zoo.checkpoint.identity import digest
 from zoo.cli.lightning import checkpoint_config
 from zoo.errors import CheckpointMismatchError, ZooError

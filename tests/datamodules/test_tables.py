@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-from datamodules.table_columns import split_rows
+from datamodules.splits import split_rows
 from datamodules.table_files import breast_cancer_edges, breast_cancer_table, read_table
 from datamodules.table_labels import decide_problem, sort_classes
 from datamodules.tables import GraphTableDataModule

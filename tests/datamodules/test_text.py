@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import datamodules.text as text_module
 import datamodules.text_reading as text_reading
 from datamodules import TextDataModule
+from datamodules.splits import split_documents
 from datamodules.text import read_prompts, token_dtype
-from datamodules.text_files import find_files, split_numbers, stdlib_files
+from datamodules.text_files import find_files, stdlib_files
 from datamodules.text_reading import file_pieces
 from zoo.errors import ZooError
 from zoo.tokenizer import END_OF_TEXT, tokenizer_from_identity
@@ -66,9 +67,9 @@ def test_every_document_is_in_exactly_one_split_with_every_byte(corpus):
 
 def test_the_split_is_the_same_on_every_run_and_another_with_another_seed(corpus):
     names = [f"{i}" for i in range(200)]
-    first = split_numbers(names, 200, 0.1, 0.2, 0)
-    assert (first == split_numbers(names, 200, 0.1, 0.2, 0)).all()
-    assert (first != split_numbers(names, 200, 0.1, 0.2, 1)).any()
+    first = split_documents(names, 200, 0.1, 0.2, 0)
+    assert (first == split_documents(names, 200, 0.1, 0.2, 0)).all()
+    assert (first != split_documents(names, 200, 0.1, 0.2, 1)).any()
     assert np.bincount(first).tolist() == [140, 20, 40]
 
 
@@ -120,7 +121,7 @@ def test_rows_of_a_table_are_documents(tmp_path, suffix):
 def test_bpe_learns_from_the_training_split_alone(tmp_path):
     for i in range(40):
         (tmp_path / f"{i:02}.txt").write_text("common words\n" * 30)
-    held_out = np.flatnonzero(split_numbers((f"{i:02}.txt:0" for i in range(40)), 40, 0.05, 0.05, 0))
+    held_out = np.flatnonzero(split_documents((f"{i:02}.txt:0" for i in range(40)), 40, 0.05, 0.05, 0))
     for i in held_out:
         (tmp_path / f"{i:02}.txt").write_text("zzyzx\n" * 3000)
     data = ready(tmp_path, tokenizer="bpe", vocab_size=400, window=4)
