@@ -1,5 +1,6 @@
 """What the data modules of all families share."""
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -8,9 +9,11 @@ import torch
 from torch.utils.data import Dataset
 
 from datamodules.loaders import ResumableLoader, ShuffledSampler, StillSampler
+from datamodules.sources.base import describe
 from zoo.checkpoint.identity import digest, read_claim
 from zoo.checkpoint.index import open_checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError
+from zoo.registry import Registry
 
 
 class ZooDataModule(pl.LightningDataModule):
@@ -21,6 +24,9 @@ class ZooDataModule(pl.LightningDataModule):
 
     kept_settings: ClassVar[tuple[str, ...]] = ("batch_size", "split_seed", "val_fraction", "test_fraction")
     """Names of the settings that a run keeps from its beginning: with others it would go on with other samples."""
+
+    sources: ClassVar[Registry[Any]]
+    """The register that ``source`` names something of."""
 
     batch_size: int
     _identity: dict[str, Any] | None = None
@@ -34,6 +40,14 @@ class ZooDataModule(pl.LightningDataModule):
         if self._identity is None:
             raise ZooError("identity: not known before setup; call prepare_data() and setup('fit') first")
         return self._identity
+
+    @classmethod
+    def name_sources(cls) -> None:
+        """Add to the docstring which names ``source`` takes, as the help is made of docstrings."""
+        text = re.sub(r"^            There are: .*\n", "", cls.__doc__ or "", flags=re.M)
+        told = f"            There are: {describe(cls.sources)}.\n"
+        pattern = re.compile(r"(^        source: .*?\n)(?=        \S|\n)", re.M | re.S)
+        cls.__doc__ = pattern.sub(lambda found: found[1] + told, text)
 
     @staticmethod
     def as_in_checkpoint(path: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import codecs
 import csv
 import hashlib
 import importlib
-import importlib.util
 import os
 import warnings
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from datamodules.sources.base import TABLES, list_tables, make_source
 from zoo.errors import Kpnn2Error, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
 from zoo.lookalikes import appearance, refuse_look_alikes, spelt
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     TableLike: TypeAlias = str | pd.DataFrame
 else:
     TableLike = str  # of a class in the signature, the command line would read the file as that class's own config
-PBMC = "pbmc68k_reduced"  # as a name for data.features: the table that the scanpy package carries
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _FORMATS = (*_DELIMITERS, ".parquet", ".h5ad")
 _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
@@ -41,51 +40,6 @@ _FIRST_BYTES = {  # of files that are no text, whatever their name says
     b"\x89HDF": ".h5ad",
 }
 IN_MEMORY = "<DataFrame>"  # what a checkpoint's settings say in place of a DataFrame
-
-
-# ---------------------------------------------------------------------- what is embedded
-
-
-def breast_cancer_table() -> pd.DataFrame:
-    """Scikit-learn's breast cancer table: 569 rows, 30 named measurements and the column "diagnosis" as text."""
-    from sklearn.datasets import load_breast_cancer
-
-    data = load_breast_cancer(as_frame=True)
-    names = np.array(data.target_names, dtype=object)
-    return data.data.assign(diagnosis=names[data.target])
-
-
-def breast_cancer_edges() -> pd.DataFrame:
-    """The graph in that table's column names: "worst radius" -> "radius" -> "size" -> "diagnosis", and so on."""
-    groups = {
-        "size": ("radius", "perimeter", "area"),
-        "shape": ("compactness", "concavity", "concave points", "symmetry", "fractal dimension"),
-        "surface": ("texture", "smoothness"),
-    }
-    edges = [(group, "diagnosis") for group in groups]
-    for group, features in groups.items():
-        for feature in features:
-            edges += [(feature, group)]
-            edges += [(column, feature) for column in (f"mean {feature}", f"{feature} error", f"worst {feature}")]
-    return pd.DataFrame(edges, columns=["source", "target"])
-
-
-def pbmc_file() -> Path:
-    """The 700 blood cells that the scanpy package carries, without importing it, which takes seconds.
-
-    Raises:
-        ZooError: if scanpy isn't installed, or has no such file.
-    """
-    found = importlib.util.find_spec("scanpy")
-    if found is None or not found.submodule_search_locations:
-        raise ZooError(
-            f"data.features: got {PBMC}, which comes with the scanpy package, and that isn't installed; "
-            "pip install 'damcha-zoo[bio]'"
-        )
-    path = Path(found.submodule_search_locations[0], "datasets", f"10x_{PBMC}.h5ad")
-    if not path.is_file():
-        raise ZooError(f"data.features: this version of scanpy has no {path}; pip install 'damcha-zoo[bio]'")
-    return path
 
 
 # ---------------------------------------------------------------------- reading
@@ -151,29 +105,35 @@ class Table:
         return names
 
 
-def read_table(features: TableLike | None, argument: str, as_text: Sequence[str | None] = ()) -> Table:
-    """Read a table from a file or a DataFrame; None is the embedded one.
+def read_table(
+    features: TableLike | Path, argument: str, as_text: Sequence[str | None] = (), title: str | None = None
+) -> Table:
+    """Read a table from a file, a DataFrame, or a source by name.
 
     Args:
-        features: a .csv, .tsv, .parquet or .h5ad file, ``pbmc68k_reduced``, a DataFrame, or None.
+        features: a .csv, .tsv, .parquet or .h5ad file, a DataFrame, or a name of ``list_tables()``.
         argument: what errors call it.
         as_text: columns of a .csv or .tsv that are taken as they stand: labels, ids, groups and splits, in which 007
             and NA are text.
+        title: what a named table is called.
 
     Raises:
         ZooError: if there is no such file, it can't be read, is empty, or has two columns of one name.
     """
-    if features is None or isinstance(features, pd.DataFrame):
-        name = "breast-cancer" if features is None else "DataFrame"
-        frame = _named_columns(breast_cancer_table() if features is None else features, argument, "the DataFrame")
+    if isinstance(features, str) and is_table_name(features):
+        source = make_source(TABLES, features, argument=argument)
+        features, title = source.read().table, source.shown
+    if isinstance(features, pd.DataFrame):
+        name = title or "DataFrame"
+        frame = _named_columns(features, argument, f"the table {title}" if title else "the DataFrame")
         if frame.index.name is not None and frame.index.name in as_text and frame.index.name not in frame.columns:
             frame = frame.reset_index()
         table = _plain_table(frame, argument, name, hashlib.sha256(_canonical_csv(frame)).hexdigest())
     else:
-        path = pbmc_file() if features == PBMC else _existing(features, argument, _FORMATS)
+        path = _existing(features, argument, _FORMATS)
         with open(path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        name = PBMC if features == PBMC else path.name
+        name = title or path.name
         if path.suffix.lower() == ".h5ad":
             table = _read_h5ad(path, argument, name, sha256)
         else:
@@ -183,15 +143,13 @@ def read_table(features: TableLike | None, argument: str, as_text: Sequence[str 
     return table
 
 
-def read_edges(edges: TableLike | None) -> AdjacencySpec:
-    """Read a graph from a file or a DataFrame with columns source and target; None is the embedded one.
+def read_edges(edges: TableLike | Path) -> AdjacencySpec:
+    """Read a graph from a file or a DataFrame with columns source and target.
 
     Raises:
         ZooError: if there is no such file, it can't be read, or it is no graph.
     """
-    if edges is None:
-        frame = breast_cancer_edges()
-    elif isinstance(edges, pd.DataFrame):
+    if isinstance(edges, pd.DataFrame):
         frame = edges
     else:
         # names are taken as they stand: "NA" and "007" may well be nodes
@@ -199,11 +157,16 @@ def read_edges(edges: TableLike | None) -> AdjacencySpec:
     try:
         return parse_adjacency(frame)
     except Kpnn2Error as error:
-        where = f"{edges}: " if isinstance(edges, str) else ""
+        where = "" if isinstance(edges, pd.DataFrame) else f"{edges}: "
         raise Kpnn2Error(f"data.edges: {where}{error}") from None
 
 
-def _existing(name: str, argument: str, formats: Sequence[str]) -> Path:
+def is_table_name(given: str) -> bool:
+    """Whether a text is the name of a table, and no file."""
+    return not Path(given).suffix and given.isidentifier() and given in list_tables()
+
+
+def _existing(name: str | Path, argument: str, formats: Sequence[str]) -> Path:
     if name == IN_MEMORY:
         raise ZooError(
             f"{argument}: this checkpoint's table was a DataFrame, which it doesn't hold; name a file with {argument}"

@@ -8,8 +8,9 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from zoo.errors import ZooError
 
@@ -39,6 +40,30 @@ _BEGINNINGS = {  # of files that are often taken for text, or hold some
     b"{\\rtf": "is an RTF document; save it as text",
     b"PAR1\x15": "is a Parquet file; write its texts to .jsonl",
 }
+
+
+@dataclass(frozen=True)
+class Document:
+    """Text in memory, read as a file is."""
+
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Place: TypeAlias = Path | Document
+
+
+def open_place(place: Place) -> io.BufferedReader | io.BytesIO:
+    """The bytes of a file or of a text in memory."""
+    return io.BytesIO(place.content) if isinstance(place, Document) else open(place, "rb")
+
+
+def size_of(place: Place) -> int:
+    """How many they are."""
+    return len(place.content) if isinstance(place, Document) else place.stat().st_size
 
 
 def read_head(path: Path) -> bytes:
@@ -73,7 +98,7 @@ def _as_utf8(data: bytes) -> bytes:
     return data.replace(b"\0", b"\xff")
 
 
-def file_pieces(path: Path, start: int, end: int, errors: str) -> Iterator[str]:
+def file_pieces(path: Place, start: int, end: int, errors: str) -> Iterator[str]:
     """The text of bytes start..end of a file, in pieces of about a MiB that end with a line where they can.
 
     A byte order mark at the start of the file is left out.
@@ -83,7 +108,7 @@ def file_pieces(path: Path, start: int, end: int, errors: str) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     rest = ""
-    with open(path, "rb") as file:
+    with open_place(path) as file:
         start = max(start, len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0)
         file.seek(start)
         block = b"some"
@@ -100,8 +125,8 @@ def file_pieces(path: Path, start: int, end: int, errors: str) -> Iterator[str]:
             rest = text[cut:]
 
 
-def _undecodable(path: Path, offset: int) -> str:
-    with open(path, "rb") as file:
+def _undecodable(path: Place, offset: int) -> str:
+    with open_place(path) as file:
         file.seek(offset)
         nul = file.read(1) == b"\0"
     what = "NUL bytes" if nul else "bytes that are no UTF-8"
@@ -112,11 +137,11 @@ def _undecodable(path: Path, offset: int) -> str:
     )
 
 
-def line_start(path: Path, offset: int) -> int:
+def line_start(path: Place, offset: int) -> int:
     """The first line start at or after ``offset``; where none follows within a MiB, the next character."""
     if not offset:
         return 0
-    with open(path, "rb") as file:
+    with open_place(path) as file:
         file.seek(offset - 1)
         line = file.readline(PIECE)
         if line.endswith(b"\n") and file.read(1):

@@ -1391,7 +1391,7 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tmp_path, trained):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "imagenet"}, "data.source: got 'imagenet'; must be auto or digits or cifar10 or"),
+        ({"source": "imagenet"}, "data.source: got 'imagenet', which is none; there are cifar10, cifar100, digits, "),
         ({"channels": 2}, "data.channels: got 2; must be 1 or 3"),
         ({"interpolation": "lanczos"}, "data.interpolation: got 'lanczos'; must be bilinear or bicubic or nearest"),
         ({"on_bad_image": "ignore"}, "data.on_bad_image: got 'ignore'; must be error or skip"),
@@ -1420,7 +1420,10 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tmp_path, trained):
         ({"auto_augment": "rand-n99-tweights"}, "data.auto_augment: got 'rand-n99-tweights'"),
         ({"source": "folder"}, "data.path: got None with source folder; name the folder of pictures"),
         ({"path": ""}, "data.path: got '' with source folder"),
-        ({"source": "digits", "path": "x"}, "data.path: got 'x' with source digits, which are embedded; leave"),
+        (
+            {"source": "digits", "path": "x"},
+            "data.path: got 'x' with source digits, which is at hand without one",
+        ),
         ({"labels": "x.csv"}, "data.labels: got 'x.csv' with source digits, which has its own; leave data.labels out"),
         ({"source": "mnist", "labels": "x.csv"}, "data.labels: got 'x.csv' with source mnist"),
     ],

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
+from datamodules.sources.breast_cancer import breast_cancer_edges, breast_cancer_table
 from datamodules.splits import split_rows
-from datamodules.table_files import breast_cancer_edges, breast_cancer_table, read_table
+from datamodules.table_files import read_table
 from datamodules.table_labels import decide_problem, sort_classes
 from datamodules.tables import GraphTableDataModule
 from zoo.checkpoint.identity import digest

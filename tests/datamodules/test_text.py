@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import datamodules.text as text_module
 import datamodules.text_reading as text_reading
 from datamodules import TextDataModule
+from datamodules.sources.base import CORPORA
 from datamodules.splits import split_documents
 from datamodules.text import read_prompts, token_dtype
-from datamodules.text_files import find_files, stdlib_files
+from datamodules.text_files import find_files, named_files
 from datamodules.text_reading import file_pieces
 from zoo.errors import ZooError
 from zoo.tokenizer import END_OF_TEXT, tokenizer_from_identity
@@ -48,7 +49,7 @@ def split_texts(data, split):
 
 
 def test_default_is_the_standard_library_without_tests_and_packages():
-    files = stdlib_files()
+    files = named_files(CORPORA.get("stdlib")().read(), "strict")
     names = [file.name for file in files]
     assert "dataclasses.py" in names
     assert "json/decoder.py" in names

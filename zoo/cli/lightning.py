@@ -24,7 +24,7 @@ from zoo.callbacks import BestAndLastCheckpoint, PredictionWriter
 from zoo.checkpoint.identity import read_checkpoint, read_claim
 from zoo.checkpoint.index import resolve
 from zoo.errors import ZooError, listed
-from zoo.families import class_path, data_class, task_class
+from zoo.families import FAMILIES, class_path, data_class, task_class
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")
@@ -132,6 +132,9 @@ class ZooCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         given = sys.argv[1:] if args is None else args
+        if isinstance(given, list) and any(".help" in str(argument) for argument in given):
+            for family in FAMILIES.values():
+                family.data.name_sources()
         if isinstance(given, list) and given and not given[0].startswith("-"):
             path = _option(given, "--ckpt_path")
             if path and path not in _KEYWORDS:
