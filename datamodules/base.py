@@ -1,7 +1,9 @@
 """What the data modules of all families share."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import lightning.pytorch as pl
@@ -30,6 +32,19 @@ class ZooDataModule(pl.LightningDataModule):
 
     batch_size: int
     _identity: dict[str, Any] | None = None
+    _wishes: Mapping[str, Any] = MappingProxyType({})
+
+    def suit(self, wishes: Mapping[str, Any]) -> None:
+        """Make the data as a model wants it, where neither an argument nor a checkpoint says otherwise.
+
+        The tasks of this zoo call it themselves as a run begins. For a model of another kind, and to set up data
+        without a trainer, call it before ``setup``; what is set up already stays.
+
+        Args:
+            wishes: of a model of pictures: input_size (C, H, W), mean, std, interpolation and crop_pct, any of them, as
+                in timm's records. Text and tables take nothing from a model.
+        """
+        self._wishes = wishes
 
     def identity(self) -> dict[str, Any]:
         """The data identity: names in order and whatever rebuilds the model side, in JSON's types.

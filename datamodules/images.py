@@ -217,10 +217,10 @@ class ImageDataModule(ZooDataModule):
         return _FOLDER if self._set is None else self._set.usual
 
     def _looks(self) -> Look:
-        """The first that is known: argument, checkpoint, the model's own configuration, what is usual."""
+        """The first that is known: argument, checkpoint, the model's wishes, what is usual."""
         h, usual = self.hparams, self._usual
         saved = {} if self._saved is None else self._saved.identity
-        model = getattr(getattr(self.trainer, "lightning_module", None), "input_config", None) or {}
+        model = self._wishes
         channels = h["channels"] or saved.get("channels") or usual.channels
         side = h["image_size"]
         size = [side, side] if side else saved.get("image_size") or list(model.get("input_size", ()))[1:]

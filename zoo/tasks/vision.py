@@ -156,6 +156,9 @@ class ImageClassificationTask(ScoredTask):
             config["input_size"] = (config["input_size"][0], height, width)
         return config
 
+    def data_wishes(self) -> dict[str, Any]:
+        return self.input_config
+
     def build(self, identity: Mapping[str, Any]) -> None:
         if identity.get("kind") != "images":
             raise ZooError(f"identity: got kind {identity.get('kind')!r}; a picture task needs pictures")
