@@ -1,7 +1,5 @@
 """Tables and edgelists from files: what is embedded, and what a user brings."""
 
-import codecs
-import csv
 import hashlib
 import importlib
 import os
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from datamodules.csv_reading import DELIMITERS, CsvFile
 from datamodules.sources.base import TABLES, list_tables, make_source
 from zoo.errors import Kpnn2Error, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
@@ -25,20 +24,9 @@ if TYPE_CHECKING:
     TableLike: TypeAlias = str | pd.DataFrame
 else:
     TableLike = str  # of a class in the signature, the command line would read the file as that class's own config
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_FORMATS = (*_DELIMITERS, ".parquet", ".h5ad")
+_FORMATS = (*DELIMITERS, ".parquet", ".h5ad")
 _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
 _WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
-_FIRST_BYTES = {  # of files that are no text, whatever their name says
-    b"\x1f\x8b": ".gz",
-    b"BZh": ".bz2",
-    b"\xfd7zXZ\0": ".xz",
-    b"\x28\xb5\x2f\xfd": ".zst",
-    b"PK\x03\x04": ".xlsx",
-    b"\xd0\xcf\x11\xe0": ".xls",
-    b"PAR1": ".parquet",
-    b"\x89HDF": ".h5ad",
-}
 IN_MEMORY = "<DataFrame>"  # what a checkpoint's settings say in place of a DataFrame
 
 
@@ -153,7 +141,7 @@ def read_edges(edges: TableLike | Path) -> AdjacencySpec:
         frame = edges
     else:
         # names are taken as they stand: "NA" and "007" may well be nodes
-        frame = _read_frame(_existing(edges, "data.edges", (*_DELIMITERS, ".parquet")), "data.edges", None)
+        frame = _read_frame(_existing(edges, "data.edges", (*DELIMITERS, ".parquet")), "data.edges", None)
     try:
         return parse_adjacency(frame)
     except Kpnn2Error as error:
@@ -210,122 +198,12 @@ def _named_columns(frame: pd.DataFrame, argument: str, where: str) -> pd.DataFra
 
 def _read_frame(path: Path, argument: str, as_text: Sequence[str | None] | None) -> pd.DataFrame:
     """A .csv, .tsv or .parquet file; ``as_text`` None leaves every cell of the first two as it stands."""
-    try:
-        if path.suffix.lower() == ".parquet":
-            return _named_columns(_read_parquet(path, argument), argument, str(path))
-        header = _check_rows(path, argument)
-        options: dict[str, Any] = {"dtype": str, "keep_default_na": False}
-        if as_text is not None:
-            # a converter, unlike a dtype, sees every cell, also those that pandas takes for missing values
-            options = {"converters": {i: str for i, name in enumerate(header) if name in as_text}, "low_memory": False}
-            options["float_precision"] = "round_trip"  # the default is off in the last bit of one number in many
-        delimiter = _DELIMITERS[path.suffix.lower()]
-        return pd.read_csv(
-            path, sep=delimiter, encoding="utf-8-sig", index_col=False, header=0, names=header, **options
-        )
-    except UnicodeDecodeError:
-        # an error of a stream counts from the start of its last block
-        raise ZooError(
-            f"{argument}: {path} has bytes that are no UTF-8, the first at offset {_first_odd_byte(path)}; convert it "
-            "(iconv -f CP1252 -t UTF-8 if it is of Windows)"
-        ) from None
-    except (csv.Error, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors
-        kind = {".csv": "CSV", ".tsv": "TSV"}.get(path.suffix.lower(), "Parquet")
-        reason = " ".join(str(error).split())
-        raise ZooError(f"{argument}: {path} is no readable {kind} ({reason}); write it again") from None
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise ZooError(f"{argument}: {path} can't be read ({reason}); check file and permissions") from None
-
-
-def _first_odd_byte(path: Path) -> int:
-    try:
-        path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        return error.start
-    raise ValueError(f"{path} changed while it was read")
-
-
-def _check_rows(path: Path, argument: str) -> list[str]:
-    """The header of a .csv or .tsv. Pandas renames columns of one name and fills short rows; here they are refused.
-
-    A column without a name gets pandas' own one for it.
-    """
-    _check_bytes(path, argument)
-    delimiter = _DELIMITERS[path.suffix.lower()]
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        first = file.readline().rstrip("\r\n")
-        if delimiter not in first:
-            _check_delimiter(first, path, argument)
-        file.seek(0)
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
-        header = next(rows, [])
-        if not header:
-            raise ZooError(f"{argument}: {path} is empty; give a table with a header and rows")
-        header = [name or f"Unnamed: {i}" for i, name in enumerate(header)]
-        _named_columns(pd.DataFrame(columns=header), argument, str(path))
-        for row in rows:
-            if row and len(row) != len(header):
-                if any(";" in name for name in header):
-                    _check_delimiter(";", path, argument)
-                raise ZooError(
-                    f"{argument}: {path} line {rows.line_num} has {len(row)} fields, but the header has {len(header)}; "
-                    "mend that line"
-                )
-    return header
-
-
-def _check_bytes(path: Path, argument: str) -> None:
-    """Refuse what is no text in UTF-8 from its first bytes on, with what to do about each."""
-    with open(path, "rb") as file:
-        head = file.read(1 << 12)
-    kind = next((kind for first, kind in _FIRST_BYTES.items() if head.startswith(first)), None)
-    if kind is not None and not _is_text(head):  # a column may well be named PAR1
-        advice = f"rename it to {kind}" if kind in _FORMATS else _how_to_convert(path.with_suffix(kind))
-        raise ZooError(f"{argument}: {path} is no text, but a {kind} file by its first bytes; {advice}")
-    wide = "UTF-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
-    if wide is None and 4 * head.count(0) > len(head):  # of a letter's two bytes the zero is the second or the first
-        wide = "UTF-16LE" if head.index(0) % 2 else "UTF-16BE"
-    if wide:
-        raise ZooError(
-            f"{argument}: {path} is no UTF-8, but {wide}; convert it "
-            f"(iconv -f {wide} -t UTF-8 {path.name} > NEW{path.suffix})"
-        )
-    if (zero := _first_zero(path)) is not None:  # pandas would end the cell there
-        raise ZooError(f"{argument}: {path} has a byte of zero at offset {zero}; take it out (tr -d '\\000')")
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # the last character may go on
-    except UnicodeDecodeError:
-        return False
-    return 0 not in head
-
-
-def _first_zero(path: Path) -> int | None:
-    with open(path, "rb") as file:
-        start = 0
-        while block := file.read(1 << 20):
-            if 0 in block:
-                return start + block.index(0)
-            start += len(block)
-    return None
-
-
-def _check_delimiter(header: str, path: Path, argument: str) -> None:
-    """Refuse a header that another character than the format's own separates."""
-    found = next((delimiter for delimiter in ";\t,|" if delimiter in header), None)
-    if found == ";":
-        raise ZooError(
-            f"{argument}: {path} is separated by ';', as spreadsheets write where a comma is the decimal mark; save it "
-            f"with '{_DELIMITERS[path.suffix.lower()]}' and decimal points: pandas.read_csv({path.name!r}, sep=';', "
-            "decimal=',', dtype={'LABEL': str}).to_csv('NEW.csv', index=False)"
-        )
-    if found:
-        right = next((suffix for suffix, delimiter in _DELIMITERS.items() if delimiter == found), None)
-        advice = f"rename it to {right}" if right else "separate it by commas"
-        raise ZooError(f"{argument}: {path} is separated by {found!r}; {advice}")
+    if path.suffix.lower() == ".parquet":
+        return _named_columns(_read_parquet(path, argument), argument, str(path))
+    file = CsvFile(path, argument)
+    file.refuse_other_delimiter()
+    file.refuse_same_columns()
+    return file.texts() if as_text is None else file.numbers(as_text)
 
 
 def _optional(module: str, argument: str, path: Path) -> ModuleType:
@@ -337,7 +215,15 @@ def _optional(module: str, argument: str, path: Path) -> ModuleType:
 
 
 def _read_parquet(path: Path, argument: str) -> pd.DataFrame:
-    table = _optional("pyarrow.parquet", argument, path).read_table(path)
+    reader = _optional("pyarrow.parquet", argument, path)
+    try:
+        table = reader.read_table(path)
+    except ValueError as error:  # pyarrow's own are ValueErrors
+        reason = " ".join(str(error).split())
+        raise ZooError(f"{argument}: {path} is no readable Parquet ({reason}); write it again") from None
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise ZooError(f"{argument}: {path} can't be read ({reason}); check file and permissions") from None
     _named_columns(pd.DataFrame(columns=table.column_names), argument, str(path))
     frame = table.to_pandas()
     return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()

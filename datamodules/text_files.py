@@ -16,7 +16,6 @@ from datamodules.folders import files_below, files_matching, is_utf8
 from datamodules.sources.base import CorpusData
 from datamodules.splits import FEW_DOCUMENTS, cut_places, split_documents
 from datamodules.text_reading import (
-    TABLES,
     Document,
     Place,
     file_pieces,
@@ -25,9 +24,9 @@ from datamodules.text_reading import (
     open_place,
     read_head,
     size_of,
-    table_rows,
     whole_characters,
 )
+from datamodules.text_tables import TABLES, table_rows
 from zoo.errors import ZooError, listed
 
 PLAIN = (".txt", ".md", ".py")

@@ -760,19 +760,19 @@ def test_the_order_of_a_csv_file_does_not_matter(folder):
     ("text", "message"),
     [
         (None, r"can't be read (there is no such file); check the path"),
-        ("", "is no readable CSV"),
+        ("", "is empty; give a table with a header and rows"),
         ("file,label\nx,y\n", "has no column 'path' (it has 'file', 'label'); give it a row a picture with the"),
         ("a,b\n", "has no column 'path', 'label'"),
         ("path,label\n", "has no rows; give it"),
         ("path,label\nant/000.png,\nant/001.png, \n", "column 'label' has '' in row 1, 2 below the header; it may not"),
-        ("path,label\nant/000.png\n", "column 'label' has '' in row 1"),
+        ("path,label\nant/000.png\n", "line 2 has 1 cells, but the header has 2; mend that line"),
         ("path,label\n,ant\n", "column 'path' has '' in row 1 below the header; it may not be empty"),
         ("path,label,split\nant/000.png,a,dev\n", "column 'split' has 'dev' in row 1 below the header; it must"),
         ("path,label\nx.png,a\nant/000.png,a\n", "names 1 files that aren't below"),
         ("path,label\nant/000.png,a\nant/000.png,b\n", "gives 1 pictures more than one label or split: 'ant/000.png'"),
         ("path,label\nant/000.png,a\n./ant/000.png,b\n", "more than one label or split: './ant/000.png'; leave"),
         ("path,label,split\nant/000.png,a,train\nant/000.png,a,test\n", "more than one label or split"),
-        ("path,label\nant/000.png,a,b,c\n\n", "is no readable CSV"),
+        ("path,label\nant/000.png,a,b,c\n\n", "line 2 has 4 cells, but the header has 2; mend that line"),
     ],
 )  # fmt: skip
 def test_bad_csv_files_are_refused_in_one_line(folder, text, message):
@@ -786,7 +786,7 @@ def test_bad_csv_files_are_refused_in_one_line(folder, text, message):
 
 def test_a_csv_file_that_is_no_utf8_is_refused(folder):
     (folder / "labels.csv").write_bytes(b"path,label\nant/000.png,\xff\n")
-    assert "is no readable CSV" in refusal(folder, labels=str(folder / "labels.csv"))
+    assert "no UTF-8, the first at offset 23" in refusal(folder, labels=str(folder / "labels.csv"))
 
 
 # ---------------------------------------------------------------------- splits

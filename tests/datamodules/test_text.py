@@ -259,7 +259,7 @@ def bad(tmp_path, name, content):
         ("a.jsonl", b'{"body": "x"}\n{"bo', {"field": "body"}, r"line 2 is no JSON"),
         ("a.jsonl", b'{"body": 3}\n', {"field": "body"}, r"line 1: 'body' is a int; must be text"),
         ("a.jsonl", b'["x"]\n', {"field": "body"}, r"line 1 has list"),
-        ("a.csv", b"id,text\n1,x\n", {"field": "body"}, r"has the columns id, text"),
+        ("a.csv", b"id,text\n1,x\n", {"field": "body"}, r"has the columns 'id', 'text'"),
         ("a.csv", b"", {"field": "body"}, r"a\.csv is empty"),
         ("a.csv", b"body\n\xff\n", {"field": "body"}, r"no UTF-8"),
         ("a.csv", b'body\n"x\n', {"field": "body"}, r"no readable CSV"),
