@@ -276,6 +276,19 @@ class ZooTask(pl.LightningModule, ABC):
     def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         """A state dict for the network from other weights, and what became of each tensor."""
 
+    # ------------------------------------------------------------------ what the data is told
+
+    def data_wishes(self) -> dict[str, Any]:
+        """What data the network was made for, in the terms of the data module's ``suit``."""
+        return {}
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Hand the data module the wishes: Lightning asks for callbacks before it prepares and sets up the data."""
+        suit = getattr(getattr(self.trainer, "datamodule", None), "suit", None)
+        if suit is not None:
+            suit(self.data_wishes())
+        return []
+
     # ------------------------------------------------------------------ identity
 
     @property
