@@ -1,20 +1,28 @@
-"""The equations of ``damcha``."""
+"""DAMCHA's layer with a generator of its own, from its equations."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
+import torch
 from torch import Tensor
 
-from tests.oracles.attentions.common import Params
 from tests.oracles.damcha import GeneratorOracle, attention, under
+from zoo.attention import DamchaOptions
 
-_NOT_THE_GENERATORS = {"mlp_hidden", "share_mlp", "kl_weight", "off_diag_alpha_init"}
+OF_THE_LAYER = ("mlp_hidden", "share_mlp", "kl_weight", "off_diag_alpha_init")  # not the generator's arithmetic
 
 
 def oracle(
-    params: Params, x: Tensor, real: Tensor, n_heads: int, options: Any, causal: bool, layer_idx: int
+    params: Mapping[str, Tensor],
+    x: Tensor,
+    real: Tensor,
+    n_heads: int,
+    options: DamchaOptions,
+    causal: bool,
+    layer_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Of a layer on its own, which has a generator of its own."""
-    chosen = {name: value for name, value in asdict(options).items() if name not in _NOT_THE_GENERATORS}
-    generator = GeneratorOracle(under(params, "generator."), x.shape[-1], n_heads, **chosen)
-    return attention(x, params, n_heads, real, generator.metrics(x, real, causal, layer_idx), causal=causal)
+    x = torch.where(real.unsqueeze(-1), x, 0)
+    settings = {name: value for name, value in asdict(options).items() if name not in OF_THE_LAYER}
+    generator = GeneratorOracle(under(params, "generator."), x.shape[-1], n_heads, **settings)
+    metrics = generator.metrics(x, real, causal, layer_idx)
+    return attention(x, params, n_heads, real, metrics, None, causal)

@@ -1,29 +1,34 @@
-"""The equations of ``forgetting``."""
+"""Forgetting attention from its equation, one gate after the other."""
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.oracles.attentions.common import Params, ordinary, zero
-from tests.oracles.damcha import affine
+from tests.oracles.attentions._heads import mixed_output, projected, softmax_weights
+from zoo.attention import NoOptions
 
 
 def oracle(
-    params: Params, x: Tensor, real: Tensor, n_heads: int, options: Any, causal: bool, layer_idx: int
+    params: Mapping[str, Tensor],
+    x: Tensor,
+    real: Tensor,
+    n_heads: int,
+    options: NoOptions,
+    causal: bool,
+    layer_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    def kept(b: int, token: int, h: int) -> Tensor:
-        return -torch.log(1 + torch.exp(-affine(x[b, token], params, "forget")[h]))
+    q, k, v, forget = (projected(params, name, x, real, n_heads) for name in ("W_q", "W_k", "W_v", "forget"))
+    scale = math.sqrt(x.shape[-1] // n_heads)
 
-    def fade(b: int, t: int, h: int, scores: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        found = {}
-        for j, score in scores.items():
-            lost = zero()
-            for token in range(min(j, t) + 1, max(j, t) + 1):
-                if real[b, token]:
-                    lost = lost + kept(b, token, h)
-            found[j] = score + lost
-        return found
+    def score(b: int, h: int, t: int, s: int) -> Tensor:
+        total = q[b][h][t] @ k[b][h][s] / scale
+        crossed = range(s + 1, t + 1) if s <= t else range(t, s)  # from key to query, the query's side included
+        for i in crossed:
+            if real[b, i]:
+                total = total - torch.log(1 + torch.exp(-forget[b][h][i][0]))
+        return total
 
-    return ordinary(params, x, real, n_heads, causal, change=fade)
+    weights = softmax_weights(real, n_heads, causal, score)
+    return mixed_output(params, real, weights, lambda b, h, s: v[b][h][s]), weights

@@ -1,17 +1,29 @@
-"""The equations of ``gated``."""
+"""Gated attention from its equation."""
 
-from typing import Any
+import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from tests.oracles.attentions.common import Params, ordinary
+from tests.oracles.attentions._heads import mixed_output, projected, softmax_weights
+from zoo.attention import NoOptions
 
 
 def oracle(
-    params: Params, x: Tensor, real: Tensor, n_heads: int, options: Any, causal: bool, layer_idx: int
+    params: Mapping[str, Tensor],
+    x: Tensor,
+    real: Tensor,
+    n_heads: int,
+    options: NoOptions,
+    causal: bool,
+    layer_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    def gate(b: int, t: int, h: int, mix: Tensor) -> Tensor:
-        return mix / (1 + torch.exp(-(params["gate.weight"][h] @ x[b, t])))
+    q, k, v, gate = (projected(params, name, x, real, n_heads) for name in ("W_q", "W_k", "W_v", "gate"))
+    scale = math.sqrt(x.shape[-1] // n_heads)
+    weights = softmax_weights(real, n_heads, causal, lambda b, h, t, s: q[b][h][t] @ k[b][h][s] / scale)
 
-    return ordinary(params, x, real, n_heads, causal, after=gate)
+    def gated(b: int, h: int, t: int, mix: Tensor) -> Tensor:
+        return mix / (1 + torch.exp(-gate[b][h][t][0]))
+
+    return mixed_output(params, real, weights, lambda b, h, s: v[b][h][s], gated), weights

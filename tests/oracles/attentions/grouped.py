@@ -1,29 +1,29 @@
-"""The equations of ``grouped``."""
+"""Grouped-query attention from its equation."""
 
-from typing import Any
+import math
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from tests.oracles.attentions.common import Params, assembled, dot_scores, keys_of, mixed, projected, softmax
-from tests.oracles.damcha import affine
+from tests.oracles.attentions._heads import mixed_output, projected, softmax_weights
+from zoo.attention.grouped import GroupedOptions
 
 
 def oracle(
-    params: Params, x: Tensor, real: Tensor, n_heads: int, options: Any, causal: bool, layer_idx: int
+    params: Mapping[str, Tensor],
+    x: Tensor,
+    real: Tensor,
+    n_heads: int,
+    options: GroupedOptions,
+    causal: bool,
+    layer_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    dh = x.shape[-1] // n_heads
-    groups = len(params["W_k.weight"]) // dh
-    q = projected(x, params, "W_q", n_heads)
-    k, v = (projected(x, params, name, groups) for name in ("W_k", "W_v"))
-
-    def one(b: int, t: int) -> tuple[Tensor, list[dict[int, Tensor]]]:
-        mixes, tables = [], []
-        for h in range(n_heads):
-            g = h * groups // n_heads
-            weights = softmax(dot_scores(q[b][t][h], {j: k[b][j][g] for j in keys_of(real, b, t, causal)}))
-            tables.append(weights)
-            mixes.append(mixed(weights, lambda j, g=g: v[b][j][g], dh))
-        return affine(torch.cat(mixes), params, "out_proj"), tables
-
-    return assembled(x, real, one, n_heads)
+    groups = options.kv_heads
+    if groups is None:
+        groups = 1 if n_heads % 2 else n_heads // 2
+    q = projected(params, "W_q", x, real, n_heads)
+    k, v = (projected(params, name, x, real, groups) for name in ("W_k", "W_v"))
+    own = [h * groups // n_heads for h in range(n_heads)]  # the group of each head
+    scale = math.sqrt(x.shape[-1] // n_heads)
+    weights = softmax_weights(real, n_heads, causal, lambda b, h, t, s: q[b][h][t] @ k[b][own[h]][s] / scale)
+    return mixed_output(params, real, weights, lambda b, h, s: v[b][own[h]][s]), weights

@@ -1,42 +1,51 @@
-"""The equations of ``modern``."""
+"""Attention with rotary positions and QK-norm from its equations, one pair of dimensions after the other."""
 
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from tests.oracles.attentions.common import Params, assembled, dot_scores, keys_of, mixed, projected, softmax
-from tests.oracles.damcha import affine
-
-
-def turned(row: Tensor, place: int, base: float) -> Tensor:
-    """Each pair (i, i + n) turned by its angle; the last of an odd width stays."""
-    n = len(row) // 2
-    out = list(row.unbind())
-    for i in range(n):
-        angle = place * base ** (-i / n)
-        out[i] = row[i] * math.cos(angle) - row[i + n] * math.sin(angle)
-        out[i + n] = row[i] * math.sin(angle) + row[i + n] * math.cos(angle)
-    return torch.stack(out)
+from tests.oracles.attentions._heads import mixed_output, projected, rms_scaled, softmax_weights
+from zoo.attention.modern import ModernOptions
 
 
 def oracle(
-    params: Params, x: Tensor, real: Tensor, n_heads: int, options: Any, causal: bool, layer_idx: int
+    params: Mapping[str, Tensor],
+    x: Tensor,
+    real: Tensor,
+    n_heads: int,
+    options: ModernOptions,
+    causal: bool,
+    layer_idx: int,
+    grid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    q, k, v = (projected(x, params, name, n_heads) for name in ("W_q", "W_k", "W_v"))
+    """``grid`` (T, 2): row and column of every token of a picture, -1 where there is none."""
+    q, k, v = (projected(params, name, x, real, n_heads) for name in ("W_q", "W_k", "W_v"))
+    scale = math.sqrt(x.shape[-1] // n_heads)
 
-    def ready(row: Tensor, name: str, b: int, t: int) -> Tensor:
-        row = row / torch.sqrt((row * row).sum() / len(row) + 1e-6) * params[f"{name}.weight"]
-        return turned(row, int(real[b, :t].sum()), options.rotary_base)
+    def place(b: int, t: int) -> Sequence[int]:
+        return [int(real[b, :t].sum())] if grid is None else [max(int(p), 0) for p in grid[t]]
 
-    def one(b: int, t: int) -> tuple[Tensor, list[dict[int, Tensor]]]:
-        mixes, tables = [], []
-        for h in range(n_heads):
-            keys = {j: ready(k[b][j][h], "k_norm", b, j) for j in keys_of(real, b, t, causal)}
-            weights = softmax(dot_scores(ready(q[b][t][h], "q_norm", b, t), keys))
-            tables.append(weights)
-            mixes.append(mixed(weights, lambda j, h=h: v[b][j][h], len(v[b][t][h])))
-        return affine(torch.cat(mixes), params, "out_proj"), tables
+    def turned(vector: Tensor, name: str, b: int, t: int) -> Tensor:
+        return rotated(rms_scaled(vector, params[f"{name}.weight"], 1e-6), place(b, t), options.base)
 
-    return assembled(x, real, one, n_heads)
+    def score(b: int, h: int, t: int, s: int) -> Tensor:
+        return turned(q[b][h][t], "q_norm", b, t) @ turned(k[b][h][s], "k_norm", b, s) / scale
+
+    weights = softmax_weights(real, n_heads, causal, score)
+    return mixed_output(params, real, weights, lambda b, h, s: v[b][h][s]), weights
+
+
+def rotated(x: Tensor, place: Sequence[int], base: float) -> Tensor:
+    """x (dh,) turned by a place of one or two coordinates; what doesn't divide is left as it is."""
+    n = len(x) // (2 * len(place))
+    pairs = n * len(place)
+    entries = list(x)
+    for c, p in enumerate(place):
+        for i in range(n):
+            low, high = c * n + i, pairs + c * n + i
+            angle = p * base ** (-i / n)
+            entries[low] = x[low] * math.cos(angle) - x[high] * math.sin(angle)
+            entries[high] = x[low] * math.sin(angle) + x[high] * math.cos(angle)
+    return torch.stack(entries)

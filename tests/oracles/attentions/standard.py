@@ -1,13 +1,21 @@
-"""The equations of ``standard``."""
+"""Ordinary multi-head attention from its equation."""
 
-from typing import Any
+from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from tests.oracles.attentions.common import Params, ordinary
+from tests.oracles.damcha import attention
+from zoo.attention import NoOptions
 
 
 def oracle(
-    params: Params, x: Tensor, real: Tensor, n_heads: int, options: Any, causal: bool, layer_idx: int
+    params: Mapping[str, Tensor],
+    x: Tensor,
+    real: Tensor,
+    n_heads: int,
+    options: NoOptions,
+    causal: bool,
+    layer_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    return ordinary(params, x, real, n_heads, causal)
+    return attention(torch.where(real.unsqueeze(-1), x, 0), params, n_heads, real, None, None, causal)

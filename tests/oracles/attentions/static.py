@@ -1,14 +1,22 @@
-"""The equations of ``static``."""
+"""The static ablation from its equation."""
 
-from typing import Any
+from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from tests.oracles.attentions.common import Params
 from tests.oracles.damcha import attention, static_metrics
+from zoo.attention import NoOptions
 
 
 def oracle(
-    params: Params, x: Tensor, real: Tensor, n_heads: int, options: Any, causal: bool, layer_idx: int
+    params: Mapping[str, Tensor],
+    x: Tensor,
+    real: Tensor,
+    n_heads: int,
+    options: NoOptions,
+    causal: bool,
+    layer_idx: int,
 ) -> tuple[Tensor, Tensor | None]:
-    return attention(x, params, n_heads, real, static_metrics(params["M0"], n_heads), causal=causal)
+    metrics = static_metrics(params["M0"], n_heads)
+    return attention(torch.where(real.unsqueeze(-1), x, 0), params, n_heads, real, metrics, None, causal)
