@@ -165,7 +165,7 @@ def generation(cached: bool, context: int = 1024, **options: Any) -> Build:
         ).to(device)
         model.eval()
         tokens = torch.randint(2048, (1, context), device=device)
-        cache = DecoderCache(4, context + 2048)
+        cache = DecoderCache(model.decoder, context + 2048)
         with torch.inference_mode():
             model(tokens[:, 1:], cache=cache)
 

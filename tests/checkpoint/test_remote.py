@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
-from tests.cli.test_lightning import QUIET, refused
 from tests.checkpoint.test_index import record
+from tests.cli.test_lightning import QUIET, refused
 from zoo.catalogue import load_pretrained
 from zoo.checkpoint.index import _fetch_index, _read_index, entry_of, read_index, resolve
 from zoo.checkpoint.remote import default_cache, fetch, is_address, place_of, sha256_of

@@ -12,7 +12,7 @@ def test_every_family_has_configs():
 def test_configs_to_compare_differ_in_their_attention_only():
     def rest(name):
         config = yaml.safe_load((CONFIGS / "lm" / f"{name}.yaml").read_text())
-        for key in ("use_M", "use_mlp", "share_mlp", "mlp_hidden"):
+        for key in ("attention", "share_mlp", "mlp_hidden"):
             config["model"]["init_args"].pop(key, None)
         config["trainer"]["logger"]["init_args"].pop("name")
         return config
@@ -25,8 +25,8 @@ def test_configs_to_compare_differ_in_their_attention_only():
 def test_vision_configs_to_compare_differ_in_their_attention_only():
     def rest(name):
         config = yaml.safe_load((CONFIGS / "vit" / f"{name}.yaml").read_text())
-        for key in ("use_M", "use_mlp", "share_mlp", "mlp_hidden"):
-            config["model"]["init_args"]["options"].pop(key, None)
+        config["model"]["init_args"].pop("attention", None)
+        config["model"]["init_args"]["options"].pop("share_mlp", None)
         config["trainer"]["logger"]["init_args"].pop("name")
         return config
 

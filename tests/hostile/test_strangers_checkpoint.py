@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
+from tests.checkpoint.test_index import record
 from tests.cli.test_lightning import QUIET
 from tests.tasks.test_language import SILENT
-from tests.checkpoint.test_index import record
 from zoo.checkpoint.identity import check_plain, read_claim
 from zoo.checkpoint.index import read_index
 from zoo.cli import lightning_main, zoo_main

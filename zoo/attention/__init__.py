@@ -11,6 +11,7 @@ from zoo.attention.base import (
     create_attention,
     list_attentions,
     option,
+    places_of,
     register_attention,
 )
 from zoo.attention.damcha import (
@@ -22,6 +23,7 @@ from zoo.attention.damcha import (
     StructuredMLPForM,
     check_mode,
 )
+from zoo.attention.mixing import mix, visible_softmax
 from zoo.attention.packed import PackedMultiheadAttention
 from zoo.attention.standard import StandardAttention
 from zoo.attention.static import StaticAttention
@@ -46,6 +48,9 @@ __all__ = [
     "check_mode",
     "create_attention",
     "list_attentions",
+    "mix",
     "option",
+    "places_of",
     "register_attention",
+    "visible_softmax",
 ]

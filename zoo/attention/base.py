@@ -220,7 +220,8 @@ class Attention(nn.Module, ABC):
     is_ordinary: ClassVar[bool] = False
     """Whether it is what every library calls attention; stacks then use their library's, whose trained weights load."""
     no_export: ClassVar[str] = ""
-    """Why it can't be exported as a graph; empty if it can."""
+    """Why it can't be exported as a graph; empty if it can.
+    """
 
     def __init__(
         self,
@@ -328,7 +329,7 @@ class Attention(nn.Module, ABC):
         hidden = ~masks.padding.bool().unsqueeze(-1)
         x = x.masked_fill(hidden, 0)  # NaN in padding would survive a product with zero
         y, weights = self.attend(x, masks, shared, cache, need_weights)
-        return y.masked_fill(hidden, 0), weights
+        return y.masked_fill(hidden, 0), None if weights is None else weights.masked_fill(hidden.unsqueeze(1), 0)
 
     @property
     def shared_module(self) -> Any:
@@ -493,7 +494,8 @@ def type_name(wanted: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, choices))
     if origin is not None:
-        return f"a list of {type_name(choices[0])}" if choices else "a list"
+        of = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}
+        return f"a list of {of.get(choices[0], type_name(choices[0]))}" if choices else "a list"
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(wanted, getattr(wanted, "__name__", str(wanted)))
 

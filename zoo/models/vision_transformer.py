@@ -53,8 +53,25 @@ def _places(patch_embed: Any, pictures: Tensor, n_prefix: int) -> Tensor:
     return torch.cat([grid.new_full((n_prefix, 2), -1), grid.view(-1, 2)])
 
 
-def _given(settings: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    return otherwise if settings.get(name) is None else settings[name]
+def attention_of(
+    options: dict[str, Any], attention: str | None, attention_options: Mapping[str, Any] | None, depth: int
+) -> tuple[type[Attention], Any]:
+    """The attention that a vision transformer is made of, and its options.
+
+    Args:
+        options: arguments of ``VisionTransformer``; the method's switches are taken out of them.
+        attention: as of ``VisionTransformer``.
+        attention_options: as of ``VisionTransformer``.
+        depth: number of blocks.
+
+    Raises:
+        ZooError: as ``chosen_attention``.
+    """
+    switches = {name: value for name, value in switches_in(options).items() if value is not None}
+    if attention is None:  # a switch that is off takes those that need it with it
+        use_mlp = switches.get("use_mlp", switches.get("use_M", True))
+        switches = {"use_mlp": use_mlp, "share_mlp": use_mlp} | switches
+    return chosen_attention(attention, attention_options, switches, "pictures", depth)
 
 
 class AttentionBlock(timm_vit.Block):
@@ -165,13 +182,9 @@ class VisionTransformer(timm_vit.VisionTransformer):
         attention_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        switches = switches_in(options)
-        if attention is None:  # one that is off takes those that need it with it
-            use_mlp = _given(switches, "use_mlp", _given(switches, "use_M", True))
-            switches |= {"use_mlp": use_mlp, "share_mlp": _given(switches, "share_mlp", use_mlp)}
         if depth < 1:
             raise ZooError(f"depth: got {depth}; must be at least 1")
-        kind, chosen = chosen_attention(attention, attention_options, switches, "pictures", depth)
+        kind, chosen = attention_of(options, attention, attention_options, depth)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ZooError(
                 f"num_heads: got {num_heads} for embed_dim {embed_dim}; embed_dim must be a positive multiple of "
@@ -382,12 +395,10 @@ class VisionTransformer(timm_vit.VisionTransformer):
         if checkpoint_path.endswith(".npz"):
             super().load_pretrained(checkpoint_path, prefix)
             return
-        from zoo.checkpoint.identity import read_checkpoint, read_claim  # here, as importing the models needs neither
-        from zoo.checkpoint.index import find_checkpoint
+        from zoo.checkpoint.checkpoint import Checkpoint  # here, as importing the models doesn't need it
 
-        path = find_checkpoint(checkpoint_path)
-        checkpoint = read_checkpoint(path)
-        identity = read_claim(checkpoint, path)["identity"]
+        checkpoint = Checkpoint.open(checkpoint_path)
+        identity = checkpoint.identity
         if identity.get("kind") != "images":
             kind = identity.get("kind")
             raise ZooError(f"pretrained: {checkpoint_path} was made for {kind}; name a vision checkpoint")
@@ -398,7 +409,7 @@ class VisionTransformer(timm_vit.VisionTransformer):
             return tensors
 
         cfg = {
-            "state_dict": checkpoint["state_dict"],
+            "state_dict": checkpoint.tensors(),
             "num_classes": len(identity["classes"]),
             "input_size": (identity["channels"], *identity["image_size"]),
             "first_conv": "patch_embed.proj",
@@ -472,8 +483,34 @@ def _filter(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return filtered
 
 
-def _create(variant: str, pretrained: bool, preset: dict[str, Any], given: dict[str, Any]) -> VisionTransformer:
-    settings = preset | given
+_PRESETS: dict[str, dict[str, Any]] = {
+    "damcha_vit_tiny_patch16_224": {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3},
+    "damcha_vit_small_patch16_224": {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6},
+    "damcha_vit_base_patch16_224": {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12},
+    "damcha_vit_large_patch16_224": {"patch_size": 16, "embed_dim": 1024, "depth": 24, "num_heads": 16},
+    "damcha_vit_tiny_patch4_32": {"patch_size": 4, "img_size": 32, "embed_dim": 192, "depth": 12, "num_heads": 3},
+}
+
+
+def is_ours(name: str) -> bool:
+    """Whether timm knows a model of this zoo by a name, which may say weights after a dot."""
+    return name.partition(".")[0] in _PRESETS
+
+
+def depth_of(name: str, options: Mapping[str, Any]) -> int:
+    """How many blocks a model of this zoo has.
+
+    Raises:
+        ZooError: if that is no number of blocks.
+    """
+    depth = options.get("depth", _PRESETS[name.partition(".")[0]]["depth"])
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise ZooError(f"model.options: got depth {depth!r}; must be a number of blocks, at least 1")
+    return depth
+
+
+def _create(variant: str, pretrained: bool, given: dict[str, Any]) -> VisionTransformer:
+    settings = _PRESETS[variant] | given
     return build_model_with_cfg(
         VisionTransformer,
         variant,
@@ -487,33 +524,28 @@ def _create(variant: str, pretrained: bool, preset: dict[str, Any], given: dict[
 @register_model
 def damcha_vit_tiny_patch16_224(pretrained: bool = False, **settings: Any) -> VisionTransformer:
     """ViT-Tiny with DAMCHA: D 192, 3 heads, 12 blocks."""
-    preset = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3}
-    return _create("damcha_vit_tiny_patch16_224", pretrained, preset, settings)
+    return _create("damcha_vit_tiny_patch16_224", pretrained, settings)
 
 
 @register_model
 def damcha_vit_small_patch16_224(pretrained: bool = False, **settings: Any) -> VisionTransformer:
     """ViT-Small with DAMCHA: D 384, 6 heads, 12 blocks."""
-    preset = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6}
-    return _create("damcha_vit_small_patch16_224", pretrained, preset, settings)
+    return _create("damcha_vit_small_patch16_224", pretrained, settings)
 
 
 @register_model
 def damcha_vit_base_patch16_224(pretrained: bool = False, **settings: Any) -> VisionTransformer:
     """ViT-Base with DAMCHA: D 768, 12 heads, 12 blocks."""
-    preset = {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12}
-    return _create("damcha_vit_base_patch16_224", pretrained, preset, settings)
+    return _create("damcha_vit_base_patch16_224", pretrained, settings)
 
 
 @register_model
 def damcha_vit_large_patch16_224(pretrained: bool = False, **settings: Any) -> VisionTransformer:
     """ViT-Large with DAMCHA: D 1024, 16 heads, 24 blocks."""
-    preset = {"patch_size": 16, "embed_dim": 1024, "depth": 24, "num_heads": 16}
-    return _create("damcha_vit_large_patch16_224", pretrained, preset, settings)
+    return _create("damcha_vit_large_patch16_224", pretrained, settings)
 
 
 @register_model
 def damcha_vit_tiny_patch4_32(pretrained: bool = False, **settings: Any) -> VisionTransformer:
     """ViT-Tiny with DAMCHA for pictures of 32 x 32: D 192, 3 heads, 12 blocks."""
-    preset = {"patch_size": 4, "img_size": 32, "embed_dim": 192, "depth": 12, "num_heads": 3}
-    return _create("damcha_vit_tiny_patch4_32", pretrained, preset, settings)
+    return _create("damcha_vit_tiny_patch4_32", pretrained, settings)

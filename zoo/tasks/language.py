@@ -2,17 +2,24 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torchmetrics import MetricCollection
 
-from zoo.checkpoint.transfer import Fate, adapt_text
+from zoo.attention.base import Attention, plain_options, weight_options
+from zoo.attention.damcha import DamchaAttention
+from zoo.attention.damcha.method import SWITCHES, chosen_attention, switches_in
+from zoo.attention.damcha.metric import METRIC_OPTIONS
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
-from zoo.tasks.base import layer_depths
+from zoo.tasks.base import defaults_of, layer_depths, plain
+from zoo.tasks.language_carry import adapt_text
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import Ratio, ScoredTask, full_precision
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity
@@ -58,11 +65,12 @@ def metrics_for(prefix: str) -> MetricCollection:
     return MetricCollection(metrics, prefix=prefix, compute_groups=False)
 
 
-_FREE = ("dropout", "off_diag_alpha_init", "chunk_size", "use_multihead_M")  # settings that weights don't depend on
+_STACK = ("d_model", "n_heads", "d_ff", "n_layers", "norm_first", "positions", "max_len", "tie_embeddings")
+_METHOD = (*SWITCHES, *METRIC_OPTIONS)  # the method's own names for what attention is
 
 
 class LanguageModelTask(ScoredTask):
-    """Train a causal language model whose attention is DAMCHA, one of its ablations, or ordinary attention.
+    """Train a causal language model with any attention of the zoo; DAMCHA if nothing is said.
 
     Logs ``train/loss``, and for the held-out splits ``loss``, ``perplexity`` and ``bits_per_byte``.
 
@@ -72,6 +80,9 @@ class LanguageModelTask(ScoredTask):
         d_ff: width of the feed-forward layers.
         n_layers: number of layers.
         dropout: dropout probability, everywhere.
+        attention: name of the attention; --model.attention.help lists them. It takes the place of use_M and the
+            method's other switches below.
+        attention_options: its options by name; --model.attention.help NAME describes them.
         use_M: False gives ordinary attention (then use_mlp and share_mlp must be False too).
         use_mlp: generate the metric from the input; False with use_M learns one matrix a layer (static).
         share_mlp: one generator for the stack; False gives each layer its own.
@@ -111,9 +122,8 @@ class LanguageModelTask(ScoredTask):
     network: LanguageModel
     bytes_of_token: Tensor
     network_settings: ClassVar[tuple[str, ...]] = (
-        *("d_model", "n_heads", "d_ff", "n_layers", "use_M", "use_mlp", "share_mlp", "norm_first", "mlp_hidden"),
-        *("positions", "max_len", "tie_embeddings", "diag_scale", "off_diag_scale", "off_diag_mode"),
-        *("use_layer_bias", "layer_bias_rank", "compact_rank", "free_M", "context_stride"),
+        *(*_STACK, "attention", "attention_options", *SWITCHES),
+        *("off_diag_mode", "use_layer_bias", "layer_bias_rank", "compact_rank", "free_M", "context_stride"),
     )
     free_settings: ClassVar[tuple[str, ...]] = (
         *ScoredTask.free_settings,
@@ -136,6 +146,8 @@ class LanguageModelTask(ScoredTask):
         d_ff: int = 512,
         n_layers: int = 4,
         dropout: float = 0.1,
+        attention: str | None = None,
+        attention_options: dict[str, Any] | None = None,
         use_M: bool = True,
         use_mlp: bool = True,
         share_mlp: bool = True,
@@ -174,14 +186,52 @@ class LanguageModelTask(ScoredTask):
         if any(not text for text in stop):
             raise ZooError("stop: got an empty text; every stop needs at least one character")
         self._make_network(vocab_size=1, device="meta")  # a setting without meaning is refused before any data is read
+        if attention not in (None, DamchaAttention.name):
+            defaults, h = defaults_of(LanguageModelTask), plain(self.hparams)
+            if unread := [name for name in _METHOD if h[name] != defaults[name]]:
+                rank_zero_info(f"model.attention: {attention} takes the place of {', '.join(unread)}, which isn't read")
 
     def _make_network(self, vocab_size: int, device: str | None = None) -> LanguageModel:
-        passed = {name: self.hparams[name] for name in self.network_settings}
-        passed |= {name: self.hparams[name] for name in _FREE}
-        if device is None:
+        h = self.hparams
+        passed = {name: h[name] for name in (*_STACK, "dropout", "attention", "attention_options")}
+        passed |= self._switches(h)
+        if h["attention"] in (None, DamchaAttention.name) and h["kl_weight"] != defaults_of(type(self))["kl_weight"]:
+            passed["kl_weight"] = h["kl_weight"]
+        with nullcontext() if device is None else torch.device(device):
             return LanguageModel(vocab_size=vocab_size, **passed)
-        with torch.device(device):
-            return LanguageModel(vocab_size=vocab_size, **passed)
+
+    @staticmethod
+    def _switches(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The method's switches that count: all of them where no attention is named; beside ``damcha`` those that
+        aren't as they are by default; beside another none."""
+        if settings["attention"] is None:
+            return {name: settings[name] for name in _METHOD}
+        if settings["attention"] != DamchaAttention.name:
+            return {}
+        defaults, which = defaults_of(LanguageModelTask), set(_METHOD) - {"use_M", "use_mlp"}
+        return {name: settings[name] for name in sorted(which) if plain(settings[name]) != defaults[name]}
+
+    @classmethod
+    def _attention(cls, settings: Mapping[str, Any]) -> tuple[type[Attention], Any]:
+        """The attention that settings mean, and its options."""
+        named, options, n_layers = (settings[name] for name in ("attention", "attention_options", "n_layers"))
+        return chosen_attention(named, options, switches_in(cls._switches(settings)), "text", n_layers)
+
+    @classmethod
+    def kept_of(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        full = defaults_of(cls) | dict(settings)
+        options = plain_options(cls._attention(full)[1])
+        kept = {name: value for name, value in super().kept_of(settings).items() if name not in _METHOD}
+        return kept | {name: value for name, value in options.items() if name not in cls.free_settings}
+
+    @classmethod
+    def network_of(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        full = defaults_of(cls) | dict(settings)
+        kind, options = cls._attention(full)
+        found = {name: full[name] for name in _STACK}
+        if kind.stack.norm_first is not None:
+            found["norm_first"] = kind.stack.norm_first
+        return found | {"attention": kind.name, "attention_options": weight_options(options)}
 
     def build(self, identity: Mapping[str, Any]) -> None:
         self.tokenizer: Tokenizer = tokenizer_from_identity(identity)
@@ -191,10 +241,10 @@ class LanguageModelTask(ScoredTask):
         self.scores = torch.nn.ModuleDict({split: metrics_for(f"{split}/") for split in ("val", "test")})
 
     def depths(self) -> dict[str, int]:
-        """A shared generator belongs to the stem, whose output it reads; a tied embedding belongs to the head."""
+        """What a stack shares belongs to the stem, whose output it reads; a tied embedding belongs to the head."""
         stem = (
             "position_embedding.",
-            "decoder.shared_mlp.",
+            f"decoder.{self.network.decoder.attention.shared_name}.",
             *(() if self.hparams["tie_embeddings"] else ("embedding.",)),
         )
         return layer_depths(self.network, "decoder.layers", stem)
@@ -202,7 +252,7 @@ class LanguageModelTask(ScoredTask):
     def heads(self) -> tuple[str, ...]:
         return ("embedding.",) if self.hparams["tie_embeddings"] else ("head.",)
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         return adapt_text(self.network, source.weights(), tokenizer_from_identity(source.identity), self.tokenizer)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -215,11 +265,7 @@ class LanguageModelTask(ScoredTask):
         logits = full_precision(self(batch[:, :-1]))
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         self.log("train/loss", loss, prog_bar=True)
-        if self.hparams["off_diag_mode"] == "bayesian":
-            kl = self.network.decoder.get_kl_divergence()
-            self.log("train/kl", kl)
-            loss = loss + self.hparams["kl_weight"] * kl
-        return loss
+        return self.with_auxiliary(loss, self.network.decoder.auxiliary_losses())
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self._evaluate(batch, "val")

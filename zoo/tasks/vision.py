@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from zoo.attention.base import plain_options, weight_options
+from zoo.attention.damcha.method import switches_in
 from zoo.checkpoint.index import resolve
-from zoo.checkpoint.transfer import Fate, adapt_pictures
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError, listed
-from zoo.tasks.base import plain
+from zoo.models.vision_transformer import VisionTransformer, attention_of, depth_of, is_ours
+from zoo.tasks.base import defaults_of, plain
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import (
     AccuracyOfBest,
@@ -31,7 +34,10 @@ from zoo.tasks.scores import (
     best,
     full_precision,
 )
+from zoo.tasks.vision_carry import adapt_pictures
 
+_KL_WEIGHT = 1e-4
+_SAME_NUMBERS = ("chunk_size", "off_diag_alpha_init")  # options of attention that a run may change
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
 _NOT_OPTIONS = {
     "num_classes": "the data decides that",
@@ -70,6 +76,9 @@ class ImageClassificationTask(ScoredTask):
         options: timm's arguments of that model, such as img_size, patch_size, embed_dim, depth, num_heads and
             drop_path_rate; for damcha_vit_* also use_M, use_mlp, share_mlp, mlp_hidden and the generator's. Where the
             name is left out, the pretrained model's are beneath them.
+        attention: name of the attention, for damcha_vit_*; --model.attention.help lists them. It takes the place of
+            use_M and the method's other switches in options.
+        attention_options: its options by name; --model.attention.help NAME describes them.
         label_smoothing: share of the target spread over all classes.
         mixup: alpha of Mixup; 0 for none.
         cutmix: alpha of CutMix; 0 for none. With both, each batch takes one of the two.
@@ -85,7 +94,7 @@ class ImageClassificationTask(ScoredTask):
     """
 
     network: Any  # of timm, which is untyped
-    network_settings: ClassVar[tuple[str, ...]] = ("name", "options")
+    network_settings: ClassVar[tuple[str, ...]] = ("name", "options", "attention", "attention_options")
     mismatch_advice = (
         "To read pictures as the checkpoint does, set data.from_checkpoint to the checkpoint file; to fine-tune it on "
         "these classes, set model.pretrained to the file and model.on_mismatch to adapt, and leave --ckpt_path out"
@@ -95,11 +104,13 @@ class ImageClassificationTask(ScoredTask):
         self,
         name: str | None = None,
         options: dict[str, Any] | None = None,
+        attention: str | None = None,
+        attention_options: dict[str, Any] | None = None,
         label_smoothing: float = 0.1,
         mixup: float = 0.0,
         cutmix: float = 0.0,
         mix_prob: float = 1.0,
-        kl_weight: float = 1e-4,
+        kl_weight: float = _KL_WEIGHT,
         lr: float = 1e-3,
         weight_decay: float = 0.05,
         beta2: float = 0.99,
@@ -122,6 +133,10 @@ class ImageClassificationTask(ScoredTask):
         source = None if pretrained is None or name is not None else _Pretrained.find(pretrained)
         if source is not None:
             name, options = source.name, source.options | options
+            if attention is None and not set(switches_in(dict(options))) - {"options"}:
+                attention = source.settings.get("attention")
+            if attention is not None and attention == source.settings.get("attention"):
+                attention_options = (source.settings.get("attention_options") or {}) | (attention_options or {})
         name = name or DEFAULT_NAME
         _check_name(name, "model.name")
         for option, why in _NOT_OPTIONS.items():
@@ -134,7 +149,14 @@ class ImageClassificationTask(ScoredTask):
         sides = size if isinstance(size, (list, tuple)) and len(size) == 2 else [size]
         if not all(isinstance(side, int) and side > 0 for side in sides):
             raise ZooError(f"model.options: got img_size {size!r}; must be a number of pixels above 0, or two of them")
-        self.save_hyperparameters("name", "options")
+        if attention is not None and not is_ours(name):
+            raise ZooError(
+                f"model.attention: got {attention!r} for {name}, whose attention is timm's own; name a damcha_vit_* "
+                "model, or leave it out"
+            )
+        self.save_hyperparameters("name", "options", "attention", "attention_options")
+        if is_ours(name):
+            self.network_of(plain(self.hparams))  # an attention or option that there isn't is refused here
         self._source = source
 
     # ------------------------------------------------------------------ the network
@@ -156,12 +178,51 @@ class ImageClassificationTask(ScoredTask):
             config["input_size"] = (config["input_size"][0], height, width)
         return config
 
+    def data_wishes(self) -> dict[str, Any]:
+        return self.input_config
+
+    @property
+    def network_arguments(self) -> dict[str, Any]:
+        """What timm makes the network with, beyond what the data decide."""
+        h = self.hparams
+        found = dict(h["options"])
+        if h["attention"] is not None:
+            found["attention"] = h["attention"]
+        if h["attention_options"]:
+            found["attention_options"] = dict(h["attention_options"])
+        if is_ours(h["name"]) and h["attention"] in (None, "damcha") and h["kl_weight"] != _KL_WEIGHT:
+            found["kl_weight"] = h["kl_weight"]
+        return found
+
+    @classmethod
+    def network_of(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        full = defaults_of(cls) | dict(settings)
+        name, options = full["name"], dict(full["options"] or {})
+        if not is_ours(name):
+            return {"name": name, "options": options}
+        attention, chosen = attention_of(options, full["attention"], full["attention_options"], depth_of(name, options))
+        return {
+            "name": name,
+            "options": options,
+            "attention": attention.name,
+            "attention_options": weight_options(chosen),
+        }
+
+    @classmethod
+    def kept_of(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        full, kept = defaults_of(cls) | dict(settings), super().kept_of(settings)
+        name, options = full["name"], dict(full["options"] or {})
+        if is_ours(name):
+            args = (full["attention"], full["attention_options"], depth_of(name, options))
+            kept |= plain_options(attention_of(options, *args)[1])
+        return {name: value for name, value in kept.items() if name not in _SAME_NUMBERS}
+
     def build(self, identity: Mapping[str, Any]) -> None:
         if identity.get("kind") != "images":
             raise ZooError(f"identity: got kind {identity.get('kind')!r}; a picture task needs pictures")
         h = self.hparams
         self.classes: list[str] = identity["classes"]
-        options = dict(h["options"])
+        options = self.network_arguments
         cfg = timm.get_pretrained_cfg(h["name"])
         if cfg is not None and cfg.fixed_input_size:
             options["img_size"] = tuple(identity["image_size"])
@@ -226,21 +287,24 @@ class ImageClassificationTask(ScoredTask):
         """Those left out were taken when the task was made; returns the others that differ."""
         if not theirs:  # weights of timm's
             return {}
-        mine, there = plain(self.hparams["options"]), theirs["options"]
-        names = {name for name in {*mine, *there} if name != "img_size" and not name.endswith("_rate")}
-        other = {
-            f"model.options.{name}": f"{mine.get(name)} here, {there.get(name)} there"
-            for name in sorted(names)
-            if mine.get(name) != there.get(name)
-        }
-        if theirs["name"] != self.hparams["name"]:
-            other["model.name"] = f"{self.hparams['name']} here, {theirs['name']} there"
+        here, there = self.network_of(plain(self.hparams)), self.network_of(theirs)
+        if here["name"] != there["name"]:
+            return {"model.name": f"{here['name']} here, {there['name']} there"}
+        other: dict[str, str] = {}
+        for group in sorted({*here, *there} - {"name"}):
+            mine, other_values = ({"": x} if not isinstance(x, Mapping) else x for x in (here[group], there[group]))
+            names = {name for name in {*mine, *other_values} if name != "img_size" and not name.endswith("_rate")}
+            other |= {
+                f"model.{group}{'.' if name else ''}{name}": f"{mine.get(name)} here, {other_values.get(name)} there"
+                for name in sorted(names)
+                if plain(mine.get(name)) != plain(other_values.get(name))
+            }
         return other
 
     def _other_data(self, source: Pretrained) -> list[str]:
         return super()._other_data(source) if source.identity else []
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         classes = source.identity.get("classes")
         heads = [name.removesuffix(".") for name in self.heads()]
         return adapt_pictures(self.network, source.weights(), classes, self.classes, heads)
@@ -260,8 +324,8 @@ class ImageClassificationTask(ScoredTask):
             logits = full_precision(self(image))
             loss = F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
         self.log("train/loss", loss, prog_bar=True, batch_size=len(image))
-        if self.hparams["options"].get("off_diag_mode") == "bayesian":
-            loss = loss + self.hparams["kl_weight"] * self.network.get_kl_divergence()
+        if isinstance(self.network, VisionTransformer):
+            loss = self.with_auxiliary(loss, self.network.auxiliary_losses())
         return loss
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> dict[str, Tensor]:
@@ -351,12 +415,14 @@ class _Pretrained(Pretrained):
             return cls.read(given, f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}")
         if not timm.is_model(given):
             raise ZooError(
-                f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
-                "file, or one of timm.list_pretrained()"
+                f"got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
+                "file, or one of timm.list_pretrained()",
+                argument="model.pretrained",
             )
         if given.split(".")[0] not in {name.split(".")[0] for name in timm.list_pretrained()}:
             raise ZooError(
-                f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
+                f"{given} has no weights to download; to train it anew, give it as model.name",
+                argument="model.pretrained",
             )
         _check_name(given, "model.pretrained")
         return cls(given, {}, {}, {})
@@ -375,8 +441,9 @@ class _Pretrained(Pretrained):
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ZooError(
-                f"model.pretrained: the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
-                "name a checkpoint file"
+                f"the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
+                "name a checkpoint file",
+                argument="model.pretrained",
             ) from None
         self.state = cast(dict[str, Tensor], network.state_dict())
         return self.state

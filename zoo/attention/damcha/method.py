@@ -63,7 +63,7 @@ def attention_of_switches(
     Raises:
         ZooError: for a combination without meaning.
     """
-    check_mode(use_M, use_mlp, share_mlp, options or {})
+    check_mode(use_M, use_mlp, share_mlp, {name: v for name, v in (options or {}).items() if name != "kl_weight"})
     if not use_mlp:
         return ("static" if use_M else "standard"), {}
     widths = {} if mlp_hidden is None else {"mlp_hidden": tuple(mlp_hidden)}

@@ -1,0 +1,108 @@
+"""Attention whose scores and weights are composed across heads by maps that the input decides."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
+from zoo.attention.mixing import visibility, visible_softmax
+
+_RANK = 2
+
+
+@dataclass(frozen=True)
+class DcmhaOptions:
+    variant: Literal["paper", "damcha_repo"] = option(
+        "paper", "damcha_repo: one gated map a query, before the softmax only, as the method's repository has it"
+    )
+
+
+@register_attention("dcmha")
+class DcmhaAttention(Attention):
+    r"""Dynamically composable attention: for each query and each key a map across heads, before and after the softmax.
+
+    .. math::
+        s'(t, j) = s(t, j) (I + Q_t + K_j), \quad a = softmax(s' + mask), \quad a'(t, j) = a(t, j) (I + Q'_t + K'_j)
+
+    with s(t, j) the row of H scores. Each map is of low rank plus a diagonal, :math:`\sum_{i=1}^{2} w_{1i}^T w_{2i} +
+    diag(\tanh(x W_d))`, where :math:`(w_1, w_2) = GELU(x W_1) W_2`, with 4 H hidden dimensions, and each row of
+    :math:`w_1` has root mean square one. No fused kernel does this.
+
+    ``damcha_repo``: :math:`\alpha_t = softmax(W_2 \tanh(W_1 x_t))` over the source head,
+    :math:`s'_h = \sum_g \alpha_t[g, h] s_g`, :math:`s'' = g s' + (1 - g) s` with the gate :math:`g_t = \sigma(W x_t)`.
+
+    Source: Xiao et al. 2024, arXiv 2405.08553, section 2.
+    """
+
+    Options = DcmhaOptions
+
+    def build(self) -> None:
+        D, H = self.d_model, self.n_heads
+        self.W_q, self.W_k, self.W_v = self.linear(), self.linear(), self.linear()
+        self.out_proj = self.out_linear()
+        if self.options.variant == "damcha_repo":
+            rank = max(4, H // 2)
+            self.router = nn.Sequential(nn.Linear(D, rank), nn.Tanh(), nn.Linear(rank, H * H))
+            self.gate = nn.Linear(D, H)
+        else:  # four maps: before and after the softmax, of the query and of the key
+            self.hidden = nn.Parameter(torch.empty(D, 4, 4 * H))
+            self.low_rank = nn.Parameter(torch.empty(4, 4 * H, 2, _RANK, H))
+            self.diagonal = nn.Parameter(torch.empty(D, 4, H))
+        self.init_weights()
+
+    def attend(
+        self, x: Tensor, masks: Masks, shared: Any, cache: AttentionCache | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = (self.split_heads(project(x)) for project in (self.W_q, self.W_k, self.W_v))
+        of_query, of_key = self._maps(x)  # (B, T, 2, H, H)
+        keys_real = masks.padding
+        if cache is not None:
+            new = {"keys": k, "values": v}
+            if of_key is not None:
+                new["maps"] = of_key.flatten(2).unsqueeze(1)
+            kept = cache.extend(masks.padding, **new)
+            k, v, keys_real = kept["keys"], kept["values"], cache.visible_keys
+            if of_key is not None:
+                of_key = kept["maps"][:, 0].view(*k.shape[::2], 2, self.n_heads, self.n_heads)
+        seen, bias = visibility(q, k.shape[2], masks, keys_real)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, keys)
+        scores = _composed(scores, of_query[:, :, 0], None if of_key is None else of_key[:, :, 0])
+        if bias is not None:
+            scores = scores + bias.masked_fill(~seen, 0)
+        weights = visible_softmax(scores, seen)
+        if of_key is not None:
+            weights = _composed(weights, of_query[:, :, 1], of_key[:, :, 1])
+        y = F.dropout(weights, self.dropout_p) @ v
+        return self.out_proj(self.merge_heads(y)), weights if need_weights else None
+
+    def _maps(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The maps that queries bring, (B, T, 2, H, H), row from and column to which head, and those of keys."""
+        H = self.n_heads
+        eye = torch.eye(H, dtype=x.dtype, device=x.device)
+        if self.options.variant == "damcha_repo":
+            alpha = self.router(x).unflatten(-1, (H, H)).softmax(dim=-2)
+            gate = torch.sigmoid(self.gate(x)).unsqueeze(-2)  # (B, T, 1, H)
+            return (gate * alpha + (1 - gate) * eye).unsqueeze(2), None
+        hidden = F.gelu(torch.einsum("btd,dck->btck", x, self.hidden))
+        w1, w2 = torch.einsum("btck,ckpih->btcpih", hidden, self.low_rank).unbind(3)  # (B, T, 4, rank, H)
+        w1 = w1 * torch.rsqrt(w1.square().mean(dim=-1, keepdim=True) + 1e-6)
+        diagonal = torch.tanh(torch.einsum("btd,dch->btch", x, self.diagonal))
+        maps = torch.einsum("btcig,btcih->btcgh", w1, w2) + torch.diag_embed(diagonal)
+        return eye + maps[:, :, :2], maps[:, :, 2:]
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        if self.options.variant == "paper":
+            self.hidden.normal_(std=math.sqrt(2 / (self.d_model + 4 * self.n_heads)))
+            self.low_rank.normal_(std=1e-2)
+            self.diagonal.normal_(std=1e-2)
+
+
+def _composed(rows: Tensor, of_query: Tensor, of_key: Tensor | None) -> Tensor:
+    """Scores or weights (B, H, T, keys), composed by the queries' maps (B, T, H, H) and the keys'."""
+    found = torch.einsum("bgtj,btgh->bhtj", rows, of_query)
+    return found if of_key is None else found + torch.einsum("bgtj,bjgh->bhtj", rows, of_key)
