@@ -32,7 +32,9 @@ def oracle(
             mix = gates[e] * mixed(weights, lambda j, own=own: v[b][j][own], dh)
             parts.append(mix)
             if is_paper:
-                out = out + (mix / total) @ params["W_o"][e]
-        return (out if is_paper else affine(torch.cat(parts), params, "out_proj")), tables
+                out = out + params["out_proj.weight"][:, e * dh : (e + 1) * dh] @ (mix / total)
+        if not is_paper:
+            return affine(torch.cat(parts), params, "out_proj"), tables
+        return (out + params["out_proj.bias"] if "out_proj.bias" in params else out), tables
 
     return assembled(x, real, one, n_chosen)
