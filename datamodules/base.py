@@ -1,6 +1,5 @@
 """What the data modules of all families share."""
 
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import lightning.pytorch as pl
@@ -8,8 +7,8 @@ import torch
 from torch.utils.data import Dataset
 
 from datamodules.loaders import ResumableLoader, ShuffledSampler, StillSampler
-from zoo.checkpoint.identity import digest, read_claim
-from zoo.checkpoint.index import open_checkpoint
+from zoo.checkpoint.checkpoint import Checkpoint
+from zoo.checkpoint.identity import digest
 from zoo.errors import CheckpointMismatchError, ZooError
 
 SPLITS = ("train", "val", "test")
@@ -47,20 +46,21 @@ class ZooDataModule(pl.LightningDataModule):
         """As Lightning's, with the settings that a checkpoint of this zoo keeps, after the same checks as every other.
 
         Args:
-            checkpoint_path: the file, a name of zoo list, an address, or an open file.
+            checkpoint_path: the file, a name of zoo list, an address, an open file, or a ``Checkpoint``.
             args: not looked at; there is nothing to put on a device.
             settings: what replaces the checkpoint's.
 
         Raises:
             ZooError: if the file is missing, damaged, holds code, or was made with another data module.
         """
-        where = checkpoint_path if isinstance(checkpoint_path, (str, Path)) else "the file"
-        data = read_claim(open_checkpoint(checkpoint_path), where)["data"]
+        checkpoint = Checkpoint.open(checkpoint_path)
         here = f"{cls.__module__}.{cls.__qualname__}"
-        if data is None or data["class_path"] != here:
-            made = "without a data module" if data is None else f"with {data['class_path']}"
-            raise CheckpointMismatchError(f"checkpoint: {where} was made {made}, not with {here}; name another")
-        return cls(**{**data["init_args"], **settings})
+        if checkpoint.data != here:
+            made = "without a data module" if checkpoint.data is None else f"with {checkpoint.data}"
+            raise CheckpointMismatchError(
+                f"{checkpoint.path} was made {made}, not with {here}; name another", argument="checkpoint"
+            )
+        return cls(**{**checkpoint.data_settings, **settings})
 
     @property
     def digest(self) -> str:

@@ -35,8 +35,7 @@ from datamodules.image_transforms import (
     warn_of_twins,
 )
 from datamodules.loaders import ResumableLoader
-from zoo.checkpoint.identity import read_checkpoint, read_claim
-from zoo.checkpoint.index import find_checkpoint
+from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.lookalikes import refuse_look_alikes
 
@@ -548,9 +547,8 @@ class _Saved:
 
     @classmethod
     def read(cls, path: str) -> "_Saved":
-        path = find_checkpoint(path)
-        claim = read_claim(read_checkpoint(path), path)
-        identity = claim["identity"]
+        checkpoint = Checkpoint.open(path)
+        path, identity = checkpoint.path, checkpoint.identity
         if identity.get("kind") != "images":
             raise ZooError(
                 f"data.from_checkpoint: {path} was trained on {identity.get('kind', 'nothing')}, not on images; name a "
@@ -560,4 +558,4 @@ class _Saved:
         if not wanted <= set(identity):
             lacks = listed(sorted(wanted - set(identity)))
             raise ZooError(f"data.from_checkpoint: the identity in {path} lacks {lacks}; train with this version")
-        return cls(identity, (claim.get("data") or {}).get("init_args", {}))
+        return cls(identity, checkpoint.data_settings)

@@ -24,8 +24,7 @@ from datamodules.table_labels import (
     kind_of,
     refuse_missing_labels,
 )
-from zoo.checkpoint.identity import read_checkpoint, read_claim
-from zoo.checkpoint.index import find_checkpoint
+from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
 from zoo.lookalikes import refuse_look_alikes
@@ -449,9 +448,8 @@ class _Saved:
 
     @classmethod
     def read(cls, path: str) -> "_Saved":
-        path = find_checkpoint(path)
-        claim = read_claim(read_checkpoint(path), path)
-        identity = claim["identity"]
+        checkpoint = Checkpoint.open(path)
+        path, identity = checkpoint.path, checkpoint.identity
         if identity.get("kind") != "table":
             raise ZooError(
                 f"data.from_checkpoint: {path} was trained on {identity.get('kind', 'nothing')}, not on a table with a "
@@ -467,7 +465,7 @@ class _Saved:
             raise CheckpointMismatchError(
                 f"data.from_checkpoint: the inputs in {path} aren't those of its graph; take another copy of the file"
             )
-        return cls(path, identity, (claim.get("data") or {}).get("init_args", {}), spec)
+        return cls(path, identity, checkpoint.data_settings, spec)
 
     @property
     def problem(self) -> Problem:

@@ -21,7 +21,8 @@ from datamodules.base import SPLITS, ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
 from datamodules.text_files import Corpus, find_files, stdlib_files
 from datamodules.text_reading import PIECE, no_text, read_head, whole_characters
-from zoo.checkpoint.identity import digest, read_checkpoint, read_claim
+from zoo.checkpoint.checkpoint import Checkpoint
+from zoo.checkpoint.identity import digest
 from zoo.checkpoint.index import resolve
 from zoo.checkpoint.remote import default_cache
 from zoo.errors import ZooError
@@ -184,8 +185,7 @@ class TextDataModule(ZooDataModule):
         self._folder: Path | None = None
         self._tokenizer: Tokenizer | None = None
         if tokenizer not in ("byte", "bpe"):
-            claim = read_claim(read_checkpoint(checkpoint), checkpoint)
-            self._tokenizer = tokenizer_from_identity(claim["identity"])
+            self._tokenizer = tokenizer_from_identity(Checkpoint.open(checkpoint).identity)
 
     @staticmethod
     def as_in_checkpoint(path: str) -> dict[str, Any]:

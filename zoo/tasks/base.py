@@ -23,6 +23,7 @@ from torchmetrics import Metric
 
 from zoo.adapters import BASE, add_lora, merge_lora, projections
 from zoo.attention.packed import check_packed_layers
+from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import (
     CHECKPOINT_KEY,
     PROVENANCE,
@@ -31,11 +32,9 @@ from zoo.checkpoint.identity import (
     check_plain,
     differences,
     digest,
-    read_checkpoint,
     read_claim,
 )
-from zoo.checkpoint.index import open_checkpoint
-from zoo.checkpoint.transfer import Fate, summary
+from zoo.checkpoint.transfer import TensorTransfer, read_transfers, summary
 from zoo.checkpoint.writing import CheckedCheckpointIO, is_usual
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.tasks.mends import average_no_indices, close_finished_epoch, keep_to_own_folder, put_off_stop, stop
@@ -95,17 +94,11 @@ def _altered(error: Exception) -> str:
     return f"its settings or its data identity make no sense ({type(error).__name__}: {reason}); take another copy"
 
 
-def _fates_of(claim: Mapping[str, Any]) -> list[Fate]:
-    try:
-        return [Fate(**fate) for fate in claim.get("transfer", [])]
-    except TypeError:
-        raise ZooError("checkpoint: what it says of the weights it started from was altered; take another") from None
-
-
-def _other_base(adapter: Mapping[str, str], given: str, found: str) -> str:
-    return (
-        f"checkpoint: an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but {given} has "
-        f"{found[:12]}...; give the base it was trained on with --model.pretrained"
+def _other_base(adapter: Mapping[str, str], given: str, found: str) -> CheckpointMismatchError:
+    return CheckpointMismatchError(
+        f"an adapter for {adapter['base']} with weights {adapter['digest'][:12]}..., but {given} has "
+        f"{found[:12]}...; give the base it was trained on with --model.pretrained",
+        argument="checkpoint",
     )
 
 
@@ -244,7 +237,7 @@ class ZooTask(pl.LightningModule, ABC):
         self.register_load_state_dict_pre_hook(_drop_identity)  # type: ignore[no-untyped-call]
         self._step_seed: int | None = None
         self._gathered: dict[str, Tensor] = {}  # gradients that a checkpoint was written in the midst of
-        self.fates: list[Fate] = []
+        self.transfers: list[TensorTransfer] = []
         self._started_from: str | None = None
         self._not_started: ZooError | None = None
         self._other_settings: dict[str, str] = {}
@@ -280,7 +273,7 @@ class ZooTask(pl.LightningModule, ABC):
         """Names, or beginnings of names, of the parameters that turn the network's last state into its answer."""
 
     @abstractmethod
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         """A state dict for the network from other weights, and what became of each tensor."""
 
     # ------------------------------------------------------------------ identity
@@ -316,11 +309,12 @@ class ZooTask(pl.LightningModule, ABC):
                 return  # load_from_checkpoint calls this before the identity is known
             self._identity = datamodule.identity()
         fitting = trainer is not None and trainer.state.fn == "fit"
-        claim: dict[str, Any] = {}
+        claim: Mapping[str, Any] = {}
         source = None
         if self.hparams["pretrained"] and self.goes_on_from is not None:
-            claim = read_claim(read_checkpoint(self.goes_on_from), self.goes_on_from)
-            self._take_settings(claim["settings"])  # on_load_checkpoint compares the others
+            checkpoint = Checkpoint.open(self.goes_on_from)
+            claim = checkpoint.claim
+            self._take_settings(checkpoint.settings)  # on_load_checkpoint compares the others
         elif self.hparams["pretrained"] and fitting:
             try:
                 source = self.find_pretrained()
@@ -377,9 +371,9 @@ class ZooTask(pl.LightningModule, ABC):
             )
 
     def _start_from(self, source: Pretrained) -> None:
-        state, fates = self._carried_over(source)
-        changed = [fate for fate in fates if fate.fate != "kept"]
-        if all(fate.fate in ("new", "dropped") for fate in fates):
+        state, transfers = self._carried_over(source)
+        changed = [transfer for transfer in transfers if transfer.outcome != "kept"]
+        if all(transfer.outcome in ("new", "dropped") for transfer in transfers):
             raise CheckpointMismatchError(
                 f"model.pretrained: {source.given} has nothing that fits {self.network_name}; leave the network's "
                 "settings out to take its architecture"
@@ -387,7 +381,7 @@ class ZooTask(pl.LightningModule, ABC):
         if self.hparams["on_mismatch"] == "error":
             found = self._other_data(source)
             if not found and changed:
-                found = [f"{fate.tensor}: {fate.fate} ({fate.note})" for fate in changed]
+                found = [f"{transfer.tensor}: {transfer.outcome} ({transfer.note})" for transfer in changed]
             if found:
                 more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
                 raise CheckpointMismatchError(
@@ -395,12 +389,15 @@ class ZooTask(pl.LightningModule, ABC):
                     f"{self.pretrained_advice}"
                 )
         self.network.load_state_dict(state)
-        self.fates = [*fates, *(Fate(name, "new", values) for name, values in self._other_settings.items())]
+        self.transfers = [
+            *transfers,
+            *(TensorTransfer(name, "new", values) for name, values in self._other_settings.items()),
+        ]
         self._started_from = source.given
         if self.hparams["lora_rank"]:
             self._add_adapter(source)
 
-    def _carried_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def _carried_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         try:
             return self.carry_over(source)
         except _NOT_BUILT as error:
@@ -411,7 +408,7 @@ class ZooTask(pl.LightningModule, ABC):
     def _add_adapter(self, source: Pretrained) -> None:
         """Put adapters beside the projections; train them, the head, and what the base has no weights for."""
         h = self.hparams
-        full = {fate.tensor for fate in self.fates if fate.fate != "kept"}
+        full = {transfer.tensor for transfer in self.transfers if transfer.outcome != "kept"}
         depths = self.depths()
         heads = {name for name in depths if self.heads() and name.startswith(self.heads())}
         alpha = 2.0 * h["lora_rank"] if h["lora_alpha"] is None else h["lora_alpha"]
@@ -434,15 +431,15 @@ class ZooTask(pl.LightningModule, ABC):
             and isinstance(settings.get("lora_rank"), int)
             and settings["lora_rank"] > 0
         ):
-            raise ZooError("checkpoint: what it says of its adapter was altered; take another")
-        self.fates = _fates_of(claim)  # what wasn't kept is trained in full
+            raise ZooError("what it says of its adapter was altered; take another", argument="checkpoint")
+        self.transfers = read_transfers(claim.get("transfer", []))  # what wasn't kept is trained in full
         h = self.hparams
         if h["lora_rank"]:  # else a config that doesn't mention the adapter
             for name in ("lora_rank", "lora_alpha"):
                 if h[name] != settings.get(name):
                     raise CheckpointMismatchError(
-                        f"checkpoint: model.{name}: {settings.get(name)} in the checkpoint, {h[name]} here; leave it "
-                        "out"
+                        f"model.{name}: {settings.get(name)} in the checkpoint, {h[name]} here; leave it out",
+                        argument="checkpoint",
                     )
         given = h["pretrained"] or settings["pretrained"]
         before = {name: h[name] for name in _ADAPTING if name in h}
@@ -451,7 +448,7 @@ class ZooTask(pl.LightningModule, ABC):
             if self._adapter is None:
                 self._add_base(given, adapter)
             elif self._adapter["digest"] != adapter["digest"]:
-                raise CheckpointMismatchError(_other_base(adapter, given, self._adapter["digest"]))
+                raise _other_base(adapter, given, self._adapter["digest"])
         except ZooError:
             h.update(before)
             raise
@@ -460,13 +457,14 @@ class ZooTask(pl.LightningModule, ABC):
         try:
             source = self.find_pretrained()
         except ZooError as error:
-            reason = str(error).removeprefix("model.pretrained: ").partition(";")[0]
+            reason = error.text.partition(";")[0]
             raise ZooError(
-                f"checkpoint: an adapter for {adapter['base']}, which can't be read ({reason}); give the place of its "
-                "base with --model.pretrained"
+                f"an adapter for {adapter['base']}, which can't be read ({reason}); give the place of its "
+                "base with --model.pretrained",
+                argument="checkpoint",
             ) from None
         if (found := source.digest()) != adapter["digest"]:
-            raise CheckpointMismatchError(_other_base(adapter, given, found))
+            raise _other_base(adapter, given, found)
         self.network.load_state_dict(self._carried_over(source)[0])
         self._add_adapter(source)
 
@@ -500,7 +498,7 @@ class ZooTask(pl.LightningModule, ABC):
                 "beginning of a run, so take it out to go on with one"
             )
         if self._started_from is not None:
-            rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.fates)}")
+            rank_zero_info(f"Weights of {self._started_from}:\n{summary(self.transfers)}")
         if self._adapter is not None:
             sizes = [(p.numel(), p.requires_grad) for p in self.network.parameters()]
             trained = sum(n for n, is_trained in sizes if is_trained)
@@ -516,10 +514,10 @@ class ZooTask(pl.LightningModule, ABC):
         for metric in self.modules():
             if isinstance(metric, Metric):
                 metric.reset()  # states that a test left behind can't be written to outside inference mode
-        if self.fates and self.trainer.is_global_zero:
+        if self.transfers and self.trainer.is_global_zero:
             for logger in self.loggers:
                 if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_text("pretrained", summary(self.fates))
+                    logger.experiment.add_text("pretrained", summary(self.transfers))
 
     def _freeze(self) -> None:
         """Leave only what ``train`` says to the optimizer; frozen modules lose their dropout."""
@@ -571,7 +569,7 @@ class ZooTask(pl.LightningModule, ABC):
         """As Lightning's, after the checks that the command line makes.
 
         Args:
-            checkpoint_path: the file, a name of zoo list, an address, or an open file.
+            checkpoint_path: the file, a name of zoo list, an address, an open file, or a ``Checkpoint``.
             map_location: the device to put the task on, as `to` takes it; left out, the CPU.
             hparams_file: refused: a checkpoint holds its settings.
             strict: whether every tensor must be there, and no other; left out, yes.
@@ -587,19 +585,20 @@ class ZooTask(pl.LightningModule, ABC):
                 f"load_from_checkpoint: got {given}; a checkpoint of this zoo is data and holds its settings, so leave "
                 "it out"
             )
-        where = checkpoint_path if isinstance(checkpoint_path, (str, Path)) else "the file"
-        checkpoint = open_checkpoint(checkpoint_path)
-        claim = read_claim(checkpoint, where)
-        here = f"{cls.__module__}.{cls.__qualname__}"
-        if claim["task"] != here:
-            raise CheckpointMismatchError(f"checkpoint: {where} is of {claim['task']}, not of {here}")
+        checkpoint = Checkpoint.open(checkpoint_path)
+        where, here = checkpoint.path, f"{cls.__module__}.{cls.__qualname__}"
+        if checkpoint.task != here:
+            raise CheckpointMismatchError(f"{where} is of {checkpoint.task}, not of {here}", argument="checkpoint")
         try:
-            task = cls(**{**claim["settings"], **settings})
+            task = cls(**{**checkpoint.settings, **settings})
         except (TypeError, ValueError) as error:
             reason = " ".join(str(error).split())[:160]
-            raise ZooError(f"checkpoint: {where}: its settings make no sense ({reason}); take another copy") from None
-        task.on_load_checkpoint(checkpoint)
-        task.load_state_dict(checkpoint["state_dict"], strict=strict is not False)
+            raise ZooError(
+                f"{where}: its settings make no sense ({reason}); take another copy", argument="checkpoint"
+            ) from None
+        contents = checkpoint.take()
+        task.on_load_checkpoint(contents)
+        task.load_state_dict(contents["state_dict"], strict=strict is not False)
         return task if map_location is None else task.to(map_location)
 
     def setup(self, stage: str) -> None:
@@ -626,7 +625,7 @@ class ZooTask(pl.LightningModule, ABC):
             "identity": self.data_identity,
             "digest": digest(self.data_identity),
             "step_seed": self._step_seed,
-            "transfer": [fate.plain() for fate in self.fates],
+            "transfer": [transfer.plain() for transfer in self.transfers],
         }
         if self._trainer is not None:
             checkpoint[CHECKPOINT_KEY]["trainer"] = self._of_the_trainer()
@@ -650,7 +649,7 @@ class ZooTask(pl.LightningModule, ABC):
         here = f"{type(self).__module__}.{type(self).__qualname__}"
         if claim["task"] != here:
             raise CheckpointMismatchError(
-                f"checkpoint: of {claim['task']}, but this is {here}; use the task it was made by"
+                f"of {claim['task']}, but this is {here}; use the task it was made by", argument="checkpoint"
             )
         fitting = self._trainer is not None and self._trainer.state.fn == "fit"
         given = self.hparams["pretrained"]
@@ -669,7 +668,7 @@ class ZooTask(pl.LightningModule, ABC):
         self._step_seed = claim.get("step_seed")
         self._started_from = self._not_started = None
         self._is_loaded = True
-        self.fates = _fates_of(claim)
+        self.transfers = read_transfers(claim.get("transfer", []))
         if fitting:
             self._tell_changed(claim)
             keep_to_own_folder(self.trainer, checkpoint.get("callbacks") or {}, self.trainer.ckpt_path)
@@ -679,14 +678,15 @@ class ZooTask(pl.LightningModule, ABC):
             try:
                 self.build(self._identity)
             except _NOT_BUILT as error:
-                raise ZooError(f"checkpoint: {_altered(error)}") from None
+                raise ZooError(_altered(error), argument="checkpoint") from None
             self._freeze()
         check_identity(claim["identity"], self.data_identity, self.mismatch_advice)
         saved, current = self.network_of(claim["settings"]), self.network_of(plain(self.hparams))
         if found := differences(plain(saved), plain(current)):
             raise CheckpointMismatchError(
-                f"checkpoint: of another network. {'; '.join(found)}. Leave these settings out to take the "
-                "checkpoint's, or train anew without --ckpt_path"
+                f"of another network. {'; '.join(found)}. Leave these settings out to take the "
+                "checkpoint's, or train anew without --ckpt_path",
+                argument="checkpoint",
             )
         if fitting and not self._finders:  # which go back to where they began, with what they found
             self._check_kept(claim)
@@ -710,8 +710,9 @@ class ZooTask(pl.LightningModule, ABC):
             then |= {f"data.{name}": (saved[name], here[name]) for name in known}
         if found := [f"{name}: {old} in the checkpoint, {new} here" for name, (old, new) in then.items() if old != new]:
             raise CheckpointMismatchError(
-                f"checkpoint: {'; '.join(found)}. A run goes on with the settings it had; leave these settings out, "
-                "or begin a new run from the checkpoint's weights with --model.pretrained"
+                f"{'; '.join(found)}. A run goes on with the settings it had; leave these settings out, "
+                "or begin a new run from the checkpoint's weights with --model.pretrained",
+                argument="checkpoint",
             )
 
     def _tell_changed(self, claim: Mapping[str, Any]) -> None:
@@ -772,8 +773,9 @@ class ZooTask(pl.LightningModule, ABC):
         ]
         if found:
             raise CheckpointMismatchError(
-                f"checkpoint: its tensors don't fit this network. {'; '.join(found[:5])}"
-                f"{f'; and {len(found) - 5} more' if len(found) > 5 else ''}. Use the settings it was trained with"
+                f"its tensors don't fit this network. {'; '.join(found[:5])}"
+                f"{f'; and {len(found) - 5} more' if len(found) > 5 else ''}. Use the settings it was trained with",
+                argument="checkpoint",
             )
 
     # ------------------------------------------------------------------ training
@@ -880,7 +882,9 @@ class ZooTask(pl.LightningModule, ABC):
         """Go on gathering the gradients of a step that a checkpoint was written in the midst of."""
         own = dict(self.named_parameters())
         if wrong := [name for name, grad in self._gathered.items() if not _fits(grad, own.get(name))]:
-            raise ZooError(f"checkpoint: its gradients of {listed(wrong)} fit no tensor; it was altered, take another")
+            raise ZooError(
+                f"its gradients of {listed(wrong)} fit no tensor; it was altered, take another", argument="checkpoint"
+            )
         for name, grad in self._gathered.items():
             own[name].grad = grad.to(own[name])
         self._gathered = {}

@@ -10,11 +10,12 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MultilabelAccuracy
 
-from zoo.checkpoint.transfer import Fate, adapt_table
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.graph import AdjacencySpec
 from zoo.models.graph_tokens import GraphTokenModel
 from zoo.tasks.base import layer_depths
+from zoo.tasks.graph_carry import adapt_table
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import (
     AUROC,
@@ -169,7 +170,7 @@ class GraphPredictionTask(ScoredTask):
     def heads(self) -> tuple[str, ...]:
         return ("readout_weight", "readout_bias")
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         readout = source.settings.get("readout", "outputs"), self.hparams["readout"]
         return adapt_table(
             self.network,

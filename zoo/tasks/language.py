@@ -15,10 +15,11 @@ from zoo.attention.base import Attention, plain_options, weight_options
 from zoo.attention.damcha import DamchaAttention
 from zoo.attention.damcha.method import SWITCHES, chosen_attention, switches_in
 from zoo.attention.damcha.metric import METRIC_OPTIONS
-from zoo.checkpoint.transfer import Fate, adapt_text
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
 from zoo.tasks.base import defaults_of, layer_depths, plain
+from zoo.tasks.language_carry import adapt_text
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import Ratio, ScoredTask, full_precision
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity
@@ -251,7 +252,7 @@ class LanguageModelTask(ScoredTask):
     def heads(self) -> tuple[str, ...]:
         return ("embedding.",) if self.hparams["tie_embeddings"] else ("head.",)
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         return adapt_text(self.network, source.weights(), tokenizer_from_identity(source.identity), self.tokenizer)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:

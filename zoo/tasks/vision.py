@@ -19,7 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from zoo.attention.base import plain_options, weight_options
 from zoo.attention.damcha.method import switches_in
 from zoo.checkpoint.index import resolve
-from zoo.checkpoint.transfer import Fate, adapt_pictures
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError, listed
 from zoo.models.vision_transformer import VisionTransformer, attention_of, depth_of, is_ours
 from zoo.tasks.base import defaults_of, plain
@@ -34,6 +34,7 @@ from zoo.tasks.scores import (
     best,
     full_precision,
 )
+from zoo.tasks.vision_carry import adapt_pictures
 
 _KL_WEIGHT = 1e-4
 _SAME_NUMBERS = ("chunk_size", "off_diag_alpha_init")  # options of attention that a run may change
@@ -300,7 +301,7 @@ class ImageClassificationTask(ScoredTask):
     def _other_data(self, source: Pretrained) -> list[str]:
         return super()._other_data(source) if source.identity else []
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         classes = source.identity.get("classes")
         heads = [name.removesuffix(".") for name in self.heads()]
         return adapt_pictures(self.network, source.weights(), classes, self.classes, heads)
@@ -411,12 +412,14 @@ class _Pretrained(Pretrained):
             return cls.read(given, f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}")
         if not timm.is_model(given):
             raise ZooError(
-                f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
-                "file, or one of timm.list_pretrained()"
+                f"got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
+                "file, or one of timm.list_pretrained()",
+                argument="model.pretrained",
             )
         if given.split(".")[0] not in {name.split(".")[0] for name in timm.list_pretrained()}:
             raise ZooError(
-                f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
+                f"{given} has no weights to download; to train it anew, give it as model.name",
+                argument="model.pretrained",
             )
         _check_name(given, "model.pretrained")
         return cls(given, {}, {}, {})
@@ -435,8 +438,9 @@ class _Pretrained(Pretrained):
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ZooError(
-                f"model.pretrained: the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
-                "name a checkpoint file"
+                f"the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
+                "name a checkpoint file",
+                argument="model.pretrained",
             ) from None
         self.state = cast(dict[str, Tensor], network.state_dict())
         return self.state
