@@ -294,8 +294,7 @@ class Attention(nn.Module, ABC):
         return [name for name, module in self.named_children() if type(module) is nn.Linear]
 
     def init_weights(self) -> None:
-        """Draw anew what isn't a linear layer's; a stack calls it after giving those its own start (timm's name).
-    """
+        """Draw anew what isn't a linear layer's; a stack calls it after giving those its own start (timm's name)."""
 
     def reset_parameters(self) -> None:
         """The same by PyTorch's name."""

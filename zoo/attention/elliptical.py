@@ -10,8 +10,7 @@ from zoo.attention.mixing import mix
 
 
 class LayerValues(nn.Module):
-    """Hands the values of each layer on to the next, within one forward pass; has no parameters.
-    """
+    """Hands the values of each layer on to the next, within one forward pass; has no parameters."""
 
     def share(self, x: Tensor, masks: Masks, cache: Any, readers: int) -> dict[int, Tensor]:
         """Where this pass keeps its values, by layer."""
