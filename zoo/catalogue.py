@@ -65,8 +65,8 @@ def create_model(name: str, pretrained: bool = True, **overrides: Any) -> nn.Mod
     check_file(entry)
     checkpoint = Checkpoint.open(entry.path)
     task = TASKS[entry.family](**checkpoint.settings)
-    if unknown := sorted(set(overrides) - set(task.hparams)):
-        raise ZooError(f"{unknown[0]}: no setting of {name}; it has {', '.join(sorted(task.hparams))}")
+    if unknown := sorted(set(overrides) - set(task.settings)):
+        raise ZooError(f"{unknown[0]}: no setting of {name}; it has {', '.join(sorted(task.settings))}")
     task = TASKS[entry.family](**{**checkpoint.settings, **overrides})
     if pretrained:
         contents = checkpoint.take()

@@ -9,7 +9,7 @@ from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from datamodules.base import ZooDataModule
 from zoo.errors import ZooError, listed
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
-from zoo.tasks.base import defaults_of
+from zoo.tasks.settings import defaults_of
 
 Kind = TypeVar("Kind", bound=type)
 

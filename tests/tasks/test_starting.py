@@ -78,7 +78,7 @@ def trained_pictures(tmp_path_factory, shared_cache) -> Path:
 def test_the_networks_settings_are_those_of_the_weights(trained, corpus):
     start, task = Before(), LanguageModelTask(pretrained=str(trained))
     fit(task, text(corpus, tokenizer=str(trained)), callbacks=[start])
-    assert {name: task.hparams[name] for name in NETWORK} == NETWORK
+    assert {name: task.settings[name] for name in NETWORK} == NETWORK
     saved = read_checkpoint(trained)["state_dict"]
     assert all(torch.equal(value, saved[f"network.{name}"]) for name, value in start.weights.items())
     assert {transfer.outcome for transfer in task.transfers} == {"kept"}
@@ -114,7 +114,7 @@ def test_another_network_is_refused_and_carried_over_by_adapt(trained, corpus):
     transfers = {transfer.tensor: transfer.outcome for transfer in task.transfers}
     assert transfers["decoder.layers.2.norm1.weight"] == "new"
     assert transfers["decoder.layers.1.norm1.weight"] == "kept"
-    assert task.hparams["d_model"] == 16
+    assert task.settings["d_model"] == 16
     with pytest.raises(CheckpointMismatchError, match="has nothing that fits the network"):
         fit(LanguageModelTask(pretrained=str(trained), d_model=24, d_ff=48, mlp_hidden=[6], on_mismatch="adapt"), data)
 
@@ -135,7 +135,7 @@ def test_a_graph_with_a_node_added_and_one_renamed(trained_graph):
     fit(task, table(**data))
     notes = {transfer.tensor: transfer.note for transfer in task.transfers}
     assert notes["value_scale"] == "30 of 31 inputs by name, new: 'marker'"
-    assert (task.hparams["embed_dim"], task.hparams["readout"]) == (8, "all")
+    assert (task.settings["embed_dim"], task.settings["readout"]) == (8, "all")
     with pytest.raises(ZooError, match=r"model\.renamed: got 1 names without weights"):
         GraphPredictionTask(renamed={"a": "b"})
 
@@ -384,7 +384,7 @@ def test_a_learning_rate_finder_moves_the_whole_schedule(corpus):
     finder = LearningRateFinder(num_training_steps=30)
     trainer = fit(task, text(corpus), steps=10, callbacks=[finder, Rates()], logger=True, enable_checkpointing=True)
     found = finder.optimal_lr.suggestion()
-    assert task.lr == task.hparams["lr"] == found
+    assert task.lr == task.settings["lr"] == found
     assert found != pytest.approx(1e-4)
     rates = rates[-10:]
     assert max(rates) == pytest.approx(found, rel=0.02)
@@ -502,7 +502,7 @@ def test_a_base_that_is_gone_is_named_and_may_have_moved(request, tmp_path):
     task, data, source = adapting("language", request)
     base = tmp_path / "base.ckpt"
     base.write_bytes(source.read_bytes())
-    task.hparams["pretrained"] = str(base)
+    task.settings["pretrained"] = str(base)
     fit(task, data, steps=1).save_checkpoint(tmp_path / "adapter.ckpt")
     base.rename(tmp_path / "moved.ckpt")
     with pytest.raises(ZooError, match=r"an adapter for .*base\.ckpt, which can't be read .*--model\.pretrained"):

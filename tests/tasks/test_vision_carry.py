@@ -277,15 +277,15 @@ def test_weights_that_fit_as_they_are_start_the_run(source):
 def test_architecture_and_looks_are_those_of_the_file(source):
     path, _ = source
     task, data = ImageClassificationTask(pretrained=str(path)), digits()
-    assert task.hparams["name"] == DAMCHA
-    assert task.hparams["options"] == TINY
+    assert task.settings["name"] == DAMCHA
+    assert task.settings["options"] == TINY
     fit(task, data)
     assert (data.identity()["mean"], data.identity()["std"], data.identity()["image_size"]) == ([0.3], [0.4], [8, 8])
 
 
 def test_options_given_go_before_those_of_the_file(source):
     task = ImageClassificationTask(pretrained=str(source[0]), options={"drop_rate": 0.2, "depth": 1})
-    assert task.hparams["options"] == {**TINY, "drop_rate": 0.2, "depth": 1}
+    assert task.settings["options"] == {**TINY, "drop_rate": 0.2, "depth": 1}
     with pytest.raises(CheckpointMismatchError, match=r"another network: model\.options\.depth is 1 here, 2 there"):
         fit(task, digits())
 
@@ -293,10 +293,10 @@ def test_options_given_go_before_those_of_the_file(source):
 @pytest.mark.parametrize("in_reach", [True, False])
 def test_a_model_named_beside_the_weights_is_made_and_its_pictures_normalised_as_theirs_were(source, in_reach):
     task = ImageClassificationTask(name=DAMCHA, options={**TINY, "img_size": 16}, pretrained=str(source[0]))
-    task.hparams["on_mismatch"] = "adapt"
+    task.settings["on_mismatch"] = "adapt"
     data, start = digits(), Start()
     if not in_reach:  # as when the run goes on without the file
-        task.hparams["pretrained"] = "gone.ckpt"
+        task.settings["pretrained"] = "gone.ckpt"
         with pytest.raises(ZooError, match="no file gone"):
             fit(task, data)
         assert data.identity()["mean"] == [0.5]
@@ -378,7 +378,7 @@ def test_a_tuned_checkpoint_tests_when_the_pretrained_file_is_gone(tuned, lightn
 @pytest.mark.parametrize("in_reach", [True, False])
 def test_a_resumed_run_goes_on_from_its_own_weights(in_reach, tuned, source, folder, caplog):
     path, _, task = tuned
-    start, given = Start(), Path(task.hparams["pretrained"])
+    start, given = Start(), Path(task.settings["pretrained"])
     assert not given.exists()
     # the file also said how pictures are normalised
     data = of_folder(folder, mean=[0.3], std=[0.4])

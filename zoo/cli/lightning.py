@@ -222,7 +222,6 @@ class ZooCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
-        self.model.goes_on_from = self._get(self.config, "ckpt_path")
         if type(self.trainer.strategy).load_checkpoint is not Strategy.load_checkpoint:
             self._checkpoint = None  # a sharded strategy reads the file itself
 
@@ -235,11 +234,12 @@ class ZooCLI(LightningCLI):
                 raise
             raise ZooError(f"EarlyStopping.monitor: {_monitored(self.trainer)}; name one of these") from None
         except (TypeError, LookupError, AttributeError, ValueError) as error:
-            if self.model.goes_on_from is None or self.model.has_begun:
+            given = self._get(self.config, "ckpt_path")
+            if given is None or self.model.has_begun:
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             raise ZooError(
-                f"no run can go on from {self.model.goes_on_from} ({reason}); it was altered, or is of "
+                f"no run can go on from {given} ({reason}); it was altered, or is of "
                 "another optimizer, so take another",
                 argument="checkpoint",
             ) from None

@@ -43,8 +43,9 @@ from zoo.checkpoint.transfer import weights_digest
 from zoo.checkpoint.writing import CheckedCheckpointIO
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
-from zoo.tasks.base import IDENTITY_TENSOR, plain
+from zoo.tasks.claims import IDENTITY_TENSOR
 from zoo.tasks.pretrained import NETWORK, network_tensors
+from zoo.tasks.settings import plain
 
 FORMATS = {
     "safetensors": ".safetensors",
@@ -97,7 +98,7 @@ def export_model(name_or_path: str | Path, to: str, out: str | Path, overwrite: 
     task = load_pretrained(checkpoint)
     if has_lora(task.network):
         task.merge_adapter()
-        claim = {name: value for name, value in claim.items() if name != "adapter"} | {"settings": plain(task.hparams)}
+        claim = {name: value for name, value in claim.items() if name != "adapter"} | {"settings": plain(task.settings)}
     with _placed(target) as part:
         if to == "safetensors":
             return _write_safetensors(task, part, {CHECKPOINT_KEY: json.dumps(claim)})
@@ -144,7 +145,7 @@ def import_weights(
     if own is not None:
         _compare(weights, own, claim, task)
     _fill(task, tensors, weights)
-    claim = claim | {"settings": plain(task.hparams)}
+    claim = claim | {"settings": plain(task.settings)}
     with _placed(target) as part:
         return _write_checkpoint(task, claim, part)
 
@@ -585,7 +586,7 @@ def _claim_of(task: ZooTask, data: pl.LightningDataModule) -> dict[str, Any]:
     identity = data.identity()
     return {
         "task": f"{type(task).__module__}.{type(task).__qualname__}",
-        "settings": plain(task.hparams),
+        "settings": plain(task.settings),
         "data": {
             "class_path": f"{type(data).__module__}.{type(data).__qualname__}",
             "init_args": plain(data.hparams),
@@ -606,7 +607,7 @@ def _compare(weights: str | Path, own: Mapping[str, Any], claim: Mapping[str, An
         check_identity(own["identity"], claim["identity"], alone)
     except CheckpointMismatchError as error:
         raise error.about("WEIGHTS") from None
-    here = plain(task.hparams)
+    here = plain(task.settings)
     saved = {name: own["settings"].get(name, here[name]) for name in task.network_settings}
     if found := differences(saved, {name: here[name] for name in task.network_settings}):
         raise CheckpointMismatchError(f"WEIGHTS: {weights} is of another network. {'; '.join(found)}. {alone}")
