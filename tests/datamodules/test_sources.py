@@ -452,6 +452,10 @@ def test_one_file_adds_data_that_a_config_names(mine, lightning, capsys, name):
         assert claim["identity"]["source"]["files"] == 30
     lightning("test", "--ckpt_path", file, *quiet)
     assert "test/loss" in capsys.readouterr().out
+    if name == "scales":  # other rows, read as the checkpoint's were
+        make_source(TABLES, "scales").read().table.head(7).to_csv("new.csv", index=False)
+        lightning("test", "--ckpt_path", file, "--data.features", "new.csv", *quiet)
+        assert "test/loss" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         lightning("fit", "--data.help", module)
     told = " ".join(capsys.readouterr().out.split())
