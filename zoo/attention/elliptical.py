@@ -87,7 +87,7 @@ class EllipticalAttention(Attention):
         changes = (values - before).abs()
         changes = changes.to(torch.promote_types(changes.dtype, torch.float32))
         if masks.padding is not None:
-            changes = changes.masked_fill(~masks.padding.bool().view(len(changes), 1, -1, 1), 0)
+            changes = changes.masked_fill(~masks.padding.bool()[:, None, :, None], 0)
         # sums do for means: how many tokens they are of cancels in the scale
         sums = changes.cumsum(dim=2) if masks.causal else changes.sum(dim=2, keepdim=True)
         if cache is not None:

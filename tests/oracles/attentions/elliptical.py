@@ -40,7 +40,9 @@ def layer(
         if old is None:
             return [1.0] * dh
         tokens = [s for s in range(t + 1 if causal else T) if real[b, s]]
-        changes = [sum(abs(float(v[b][h][s][d] - old[b][h][s][d])) for s in tokens) / len(tokens) for d in range(dh)]
+        changes = [
+            sum(abs(v[b][h][s][d].item() - old[b][h][s][d].item()) for s in tokens) / len(tokens) for d in range(dh)
+        ]
         scale = max(changes) if options.scale == "max" else sum(changes) / dh
         return [change / scale for change in changes] if scale > 0 else [1.0] * dh
 
