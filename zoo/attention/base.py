@@ -337,6 +337,11 @@ class Attention(nn.Module, ABC):
         return self._shared[0]
 
     @property
+    def proj(self) -> Any:
+        """The output projection by timm's name, where there is one."""
+        return self.out_proj
+
+    @property
     def dropout_p(self) -> float:
         return self.dropout if self.training else 0.0
 
