@@ -309,7 +309,7 @@ for degree in (100, 200, 1000):
 graph = power_law_graph(4000, 700)
 case(
     "packed-dense-chunks",
-    f"packed attention, fwd + bwd, 4,000 nodes, {len(graph[0]) / 4000**2:.0%} of all pairs, batch 2, chunk_size 262,144",
+    f"packed attention, fwd + bwd, 4,000 nodes, {len(graph[0]) / 4000**2:.0%} of pairs, batch 2, chunk_size 262,144",
     {
         "zoo": packed(partial(PackedMultiheadAttention, *graph, 4000, 4000, WIDTH, HEADS, chunk_size=1 << 18), 4000, 2),
         "chunk_size left out": packed(partial(PackedMultiheadAttention, *graph, 4000, 4000, WIDTH, HEADS), 4000, 2),

@@ -74,8 +74,9 @@ class PackedMultiheadAttention(nn.Module):
         s_{ij} = q_i \cdot k_j / \sqrt{dh}, \quad a_{ij} = \exp(s_{ij}) / \sum_{l \in N(i)} \exp(s_{il}), \quad
         y_i = W_o \, concat_h \Big( \sum_{j \in N(i)} a_{ij} v_j \Big) + b_o
 
-    Work and memory grow with the number of edges. On a CPU, where more than one in twenty pairs is an edge, work is that
-    of dense attention, and its mask holds up to ``edges.MASK_PAIRS`` pairs at once. A query that sees no key mixes to zero, so its output is ``b_o``.
+    Work and memory grow with the number of edges; where more than one in twenty pairs is an edge, on a CPU, work is that
+    of dense attention, whose mask holds at most ``edges.MASK_PAIRS`` pairs at once. A query that sees no key mixes to
+    zero, so its output is ``b_o``.
     Scores, softmax and mix of float16 and bfloat16 modules are computed in float32. Autocast is switched off inside:
     inputs are cast to the parameters' dtype, which ``.half()``, ``.double()`` or ``.to()`` change.
 
@@ -650,8 +651,8 @@ def _integers(name: str, values: Any) -> NDArray[np.int64]:
         raise _no_integers(name, _show(values))
     if isinstance(values, _UNORDERED) and not isinstance(values, _ORDERED):
         raise Kpnn2Error(
-            f"{name}: got {_show(values)}; edge e goes from source_index[e] to target_index[e], and a set has no order, "
-            f"so pass spec.{name} or an integer tensor"
+            f"{name}: got {_show(values)}; edge e goes from source_index[e] to target_index[e], and a set has no "
+            f"order, so pass spec.{name} or an integer tensor"
         )
     try:
         values = list(values)

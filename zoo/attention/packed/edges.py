@@ -266,7 +266,7 @@ class CompressedEdges:
         step = max(1, limit // self.n_sources)
         if step >= self.n_targets:
             if self._mask is None or self._mask.dtype != dtype:
-                with torch.inference_mode(False):  # the first use may be a validation step, and training goes on with it
+                with torch.inference_mode(False):  # training goes on with what a validation step made
                     mask = torch.empty(self.n_targets, self.n_sources, dtype=dtype)
                     self._mask = self._fill(mask, slice(0, self.n_targets))
             yield slice(0, self.n_targets), self._mask
