@@ -22,8 +22,8 @@ from zoo.graph import AdjacencySpec
 _DIGEST, _IDENTITY = "index_digest", "identity"
 _DIGEST_BYTES = 32
 _HALF = (torch.float16, torch.bfloat16)
-_UNORDERED = (Set, type(iter(set())))  # sets by the letter, and what only seems to have an order
-_ORDERED = (Sequence, type({}.keys()))  # an ordered set, the keys of a dictionary
+_UNORDERED: tuple[type, ...] = (Set, type(iter(set())))  # sets by the letter, and what only seems to have an order
+_ORDERED: tuple[type, ...] = (Sequence, type({}.keys()))  # an ordered set, the keys of a dictionary
 
 
 class PackedOptions(TypedDict, total=False):
@@ -74,9 +74,9 @@ class PackedMultiheadAttention(nn.Module):
         s_{ij} = q_i \cdot k_j / \sqrt{dh}, \quad a_{ij} = \exp(s_{ij}) / \sum_{l \in N(i)} \exp(s_{il}), \quad
         y_i = W_o \, concat_h \Big( \sum_{j \in N(i)} a_{ij} v_j \Big) + b_o
 
-    Work and memory grow with the number of edges; where more than one in twenty pairs is an edge, on a CPU, work is that
-    of dense attention, whose mask holds at most ``edges.MASK_PAIRS`` pairs at once. A query that sees no key mixes to
-    zero, so its output is ``b_o``.
+    Work and memory grow with the number of edges; where more than one in twenty pairs is an edge, on a CPU, work is
+    that of dense attention, whose mask holds at most ``edges.MASK_PAIRS`` pairs at once. A query that sees no key mixes
+    to zero, so its output is ``b_o``.
     Scores, softmax and mix of float16 and bfloat16 modules are computed in float32. Autocast is switched off inside:
     inputs are cast to the parameters' dtype, which ``.half()``, ``.double()`` or ``.to()`` change.
 
