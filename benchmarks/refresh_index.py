@@ -13,8 +13,8 @@ import json
 from dataclasses import replace
 
 from zoo.catalogue import load_pretrained, measure
-from zoo.checkpoint.identity import read_checkpoint, read_claim
-from zoo.checkpoint.index import read_index, shelf_folder
+from zoo.checkpoint import Checkpoint, read_index
+from zoo.checkpoint.index import shelf_folder
 
 
 def main() -> None:
@@ -28,8 +28,8 @@ def main() -> None:
             entries.append(entry)
             continue
         content = entry.path.read_bytes()
-        claim = read_claim(read_checkpoint(entry.path), entry.path)
-        task = load_pretrained(str(entry.path))
+        checkpoint = Checkpoint.open(entry.path)
+        task = load_pretrained(checkpoint)
         metrics = entry.metrics
         if chosen.measure:
             found = measure(entry)
@@ -42,7 +42,7 @@ def main() -> None:
             sha256=hashlib.sha256(content).hexdigest(),
             bytes=len(content),
             parameters=sum(p.numel() for p in task.parameters()),
-            identity=claim["digest"],
+            identity=checkpoint.digest,
             metrics=metrics,
         )
         entries.append(entry)

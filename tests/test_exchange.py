@@ -472,7 +472,7 @@ def test_a_mistake_in_an_export_ends_in_one_line(given, message, capsys, tmp_pat
     ("given", "message"),
     [
         (["w.pt", "--out", "w.ckpt"], "WEIGHTS: w.pt doesn't say what it was trained for; give --like"),
-        (["w.pt", "--out", "w.ckpt", "--like", "nosuch"], "--like: name: got 'nosuch'; the shelf has"),
+        (["w.pt", "--out", "w.ckpt", "--like", "nosuch"], "--like: got 'nosuch'; the shelf has"),
         (["w.pt", "--out", "w.ckpt", "--like", "graph.ckpt", "--config", BREAST], "--like: given beside --config"),
         (["w.pt", "--out", "w.ckpt", "--config", "no.yaml"], "--config: there is no file no.yaml"),
         (["w.pt", "--out", "w.ckpt", "--config", "bad.yaml"], "Option 'colour' is not accepted"),

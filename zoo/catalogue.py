@@ -1,12 +1,13 @@
 """Trained models by name: list them, load them, check them."""
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from torch import nn
 
-from zoo.checkpoint.identity import read_checkpoint, read_claim
-from zoo.checkpoint.index import Entry, check_file, entry_of, find_checkpoint, read_index
+from zoo.checkpoint.checkpoint import Checkpoint
+from zoo.checkpoint.index import Entry, check_file, entry_of, read_index
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.families import FAMILIES, data_class, task_class
 from zoo.tasks import ZooTask
@@ -30,20 +31,22 @@ def list_models(family: str | None = None) -> list[str]:
     return [name for name, entry in read_index().items() if family in (None, entry.family)]
 
 
-def load_pretrained(name_or_path: str) -> ZooTask:
+def load_pretrained(name_or_path: str | Path | Checkpoint) -> ZooTask:
     """The task of a trained model, in eval mode on the CPU.
 
     Args:
-        name_or_path: a name on the shelf, whose file is then checked against the index, a checkpoint file, or the
-            address of one.
+        name_or_path: a name on the shelf, whose file is then checked against the index, a checkpoint file, the address
+            of one, or one that was opened.
 
     Raises:
         ZooError: if there is none, or its file isn't what it should be.
     """
-    path = find_checkpoint(str(name_or_path))
-    task = task_class(read_claim(read_checkpoint(path), path), path).load_from_checkpoint(path)
+    checkpoint = Checkpoint.open(name_or_path)
+    task = task_class(checkpoint.claim, checkpoint.path).load_from_checkpoint(checkpoint)
     if wrong := not_finite(task.state_dict()):
-        raise ZooError(f"checkpoint: {path} has numbers in {listed(wrong)} that aren't finite; take another")
+        raise ZooError(
+            f"{checkpoint.path} has numbers in {listed(wrong)} that aren't finite; take another", argument="checkpoint"
+        )
     return task.eval()
 
 
@@ -60,34 +63,36 @@ def create_model(name: str, pretrained: bool = True, **overrides: Any) -> nn.Mod
     """
     entry = entry_of(name)
     check_file(entry)
-    checkpoint = read_checkpoint(entry.path)
-    claim = read_claim(checkpoint, entry.path)
-    task = TASKS[entry.family](**claim["settings"])
-    if unknown := sorted(set(overrides) - set(task.hparams)):
-        raise ZooError(f"{unknown[0]}: no setting of {name}; it has {', '.join(sorted(task.hparams))}")
-    task = TASKS[entry.family](**{**claim["settings"], **overrides})
+    checkpoint = Checkpoint.open(entry.path)
+    task = TASKS[entry.family](**checkpoint.settings)
+    if unknown := sorted(set(overrides) - set(task.settings)):
+        raise ZooError(f"{unknown[0]}: no setting of {name}; it has {', '.join(sorted(task.settings))}")
+    task = TASKS[entry.family](**{**checkpoint.settings, **overrides})
     if pretrained:
-        task.on_load_checkpoint(checkpoint)
-        task.load_state_dict(checkpoint["state_dict"])
+        contents = checkpoint.take()
+        task.on_load_checkpoint(contents)
+        task.load_state_dict(contents["state_dict"])
     else:
-        task.build(claim["identity"])
+        task.build(checkpoint.identity)
     return task.network.eval()
 
 
 def verify(entry: Entry) -> list[str]:
     """Check a model on the shelf: its file, the identity of its data, and that it loads. Returns what was checked.
 
+    The file is hashed whole, since the index says what its bytes must be, and only then opened, which reads it once.
+
     Raises:
         ZooError: naming what isn't as the index says.
     """
     check_file(entry)
-    claim = read_claim(read_checkpoint(entry.path), entry.path)
-    if claim["digest"] != entry.identity:
+    checkpoint = Checkpoint.open(entry.path)
+    if checkpoint.digest != entry.identity:
         raise CheckpointMismatchError(
-            f"{entry.name}: the digest of its data's identity is {claim['digest'][:12]}..., not "
+            f"{entry.name}: the digest of its data's identity is {checkpoint.digest[:12]}..., not "
             f"{entry.identity[:12]}... as the index says; take the index or the file anew"
         )
-    task = load_pretrained(str(entry.path))
+    task = load_pretrained(checkpoint)
     if not isinstance(task, TASKS[entry.family]):
         raise ZooError(f"{entry.name}: a {type(task).__name__}, not of the family {entry.family}; take the index anew")
     n = sum(p.numel() for p in task.parameters())
@@ -102,23 +107,23 @@ def verify_file(path: str) -> list[str]:
     Raises:
         ZooError: naming what is wrong.
     """
-    path = find_checkpoint(path)
-    claim = read_claim(read_checkpoint(path), path)
-    data_class(claim, path)
-    task = load_pretrained(path)
+    checkpoint = Checkpoint.open(path)
+    data_class(checkpoint.claim, checkpoint.path)
+    task = load_pretrained(checkpoint)
     n = sum(p.numel() for p in task.parameters())
-    return ["whole", f"identity {claim['digest'][:12]}...", f"loads, {n:,} parameters, {type(task).__name__}"]
+    return ["whole", f"identity {checkpoint.digest[:12]}...", f"loads, {n:,} parameters, {type(task).__name__}"]
 
 
 def measure(entry: Entry) -> dict[str, float]:
     """The test figures of a model on its own data, as ``lightning test --ckpt_path`` gives them."""
-    claim = read_claim(read_checkpoint(entry.path), entry.path)
-    kind, task = data_class(claim, entry.path), task_class(claim, entry.path)
+    checkpoint = Checkpoint.open(entry.path)  # held until the trainer has asked for its tensors
+    claim, path = checkpoint.claim, checkpoint.path
+    kind, task = data_class(claim, path), task_class(claim, path)
     if kind is None:
         raise ZooError(f"{entry.name}: its checkpoint doesn't say what data it was tested on; take another copy")
-    settings = claim["data"]["init_args"] | kind.as_in_checkpoint(str(entry.path))
+    settings = checkpoint.data_settings | kind.as_in_checkpoint(path)
     trainer = pl.Trainer(logger=False, enable_progress_bar=False, enable_model_summary=False, inference_mode=True)
-    return dict(trainer.test(task(**claim["settings"]), kind(**settings), ckpt_path=str(entry.path), verbose=False)[0])
+    return dict(trainer.test(task(**checkpoint.settings), kind(**settings), ckpt_path=path, verbose=False)[0])
 
 
 def check_metrics(entry: Entry) -> list[str]:

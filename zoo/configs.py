@@ -37,7 +37,7 @@ def find_config(name: str) -> Path:
     if len(found) == 1:
         return files[found[0]]
     if found:
-        raise ZooError(f"name: got {name!r}, which is {' and '.join(found)}; name one of them")
+        raise ZooError(f"got {name!r}, which is {' and '.join(found)}; name one of them", argument="name")
     try:
         index = read_index()
     except ZooError:
@@ -51,7 +51,9 @@ def find_config(name: str) -> Path:
     }
     near = [full for full in sorted(close, key=lambda full: -close[full])[:3] if close[full] > 0.6]
     hint = f"do you mean {' or '.join(near)}? " if near else ""
-    raise ZooError(f"name: got {name!r}, which is no config and no trained model; {hint}zoo config lists the configs")
+    raise ZooError(
+        f"got {name!r}, which is no config and no trained model; {hint}zoo config lists the configs", argument="name"
+    )
 
 
 def read_config(file: Path) -> str:

@@ -9,7 +9,7 @@ from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from datamodules.base import ZooDataModule
 from zoo.errors import ZooError, listed
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
-from zoo.tasks.base import defaults_of
+from zoo.tasks.settings import defaults_of
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -67,13 +67,15 @@ def data_class(claim: Mapping[str, Any], where: object) -> type[ZooDataModule] |
 def _registered(kinds: Mapping[str, Kind], given: object, settings: Mapping[str, Any], where: object) -> Kind:
     if not isinstance(given, str) or given not in kinds:
         raise ZooError(
-            f"checkpoint: {where} was made by {given}, which is no class of this zoo; give its model and data in a "
-            "--config beside a checkpoint of this zoo, or use the program it was made with"
+            f"{where} was made by {given}, which is no class of this zoo; give its model and data in a "
+            "--config beside a checkpoint of this zoo, or use the program it was made with",
+            argument="checkpoint",
         )
     kind = kinds[given]
     if unknown := sorted(set(settings) - set(defaults_of(kind))):
         raise ZooError(
-            f"checkpoint: {where} has settings that {kind.__name__} doesn't know: {listed(unknown)}; it was altered, "
-            "or made by a newer version of the zoo, so take another copy or install that version"
+            f"{where} has settings that {kind.__name__} doesn't know: {listed(unknown)}; it was altered, "
+            "or made by a newer version of the zoo, so take another copy or install that version",
+            argument="checkpoint",
         )
     return kind

@@ -32,7 +32,7 @@ def digits(**options):
 def shown(callback, batches, tmp_path, split="validation", identity=IDENTITY, **trainer):
     """The figures the callback draws of batches (probabilities, target, image, id), by name."""
     task = ImageClassificationTask(options=TINY)
-    task.classes, task._identity = identity["classes"], identity
+    task.classes, task.identity = identity["classes"], identity
     logger, figures = TensorBoardLogger(tmp_path), {}
     logger.experiment.add_figure = lambda name, figure, step: figures.update({name: figure})
     trainer = SimpleNamespace(

@@ -152,7 +152,7 @@ def built(problem, frame=None, **options):
     data.prepare_data()
     data.setup("fit")
     task = GraphPredictionTask(**{**TINY, **options})
-    task._identity = data.identity()
+    task.identity = data.identity()
     task.configure_model()
     return task
 
@@ -343,7 +343,7 @@ def test_bare_state_dict_passes_the_same_checks_over_all_layers_first(mutate, sa
     _, trained, data = saved
     task, state, message = mutate(copy.deepcopy(trained.state_dict()))
     pl.seed_everything(1)
-    task._identity = data.identity()
+    task.identity = data.identity()
     task.configure_model()
     before = {name: value.clone() for name, value in task.state_dict().items()}
     with pytest.raises(CheckpointMismatchError, match=message):
@@ -368,7 +368,7 @@ def test_bare_state_dict_without_identities_loads(saved):
         if not name.endswith(("identity", "index_digest"))
     }
     task = GraphPredictionTask(**TINY)
-    task._identity = data.identity()
+    task.identity = data.identity()
     task.configure_model()
     task.load_state_dict(state)
     values = next(iter(data.test_dataloader()))["values"]

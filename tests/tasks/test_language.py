@@ -99,7 +99,7 @@ def configured(data, max_steps=100, **options):
     trainer.fit_loop.epoch_loop.max_steps = max_steps
     data.prepare_data()
     data.setup("fit")
-    task._identity = data.identity()
+    task.identity = data.identity()
     task.trainer = trainer
     task.configure_model()
     return task, task.configure_optimizers()

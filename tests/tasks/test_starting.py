@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
-from datamodules.table_files import read_edges
+from datamodules.sources.breast_cancer import breast_cancer_edges
 from tests.conftest import write_corpus
 from zoo.adapters import projections
 from zoo.catalogue import load_pretrained
@@ -78,10 +78,10 @@ def trained_pictures(tmp_path_factory, shared_cache) -> Path:
 def test_the_networks_settings_are_those_of_the_weights(trained, corpus):
     start, task = Before(), LanguageModelTask(pretrained=str(trained))
     fit(task, text(corpus, tokenizer=str(trained)), callbacks=[start])
-    assert {name: task.hparams[name] for name in NETWORK} == NETWORK
+    assert {name: task.settings[name] for name in NETWORK} == NETWORK
     saved = read_checkpoint(trained)["state_dict"]
     assert all(torch.equal(value, saved[f"network.{name}"]) for name, value in start.weights.items())
-    assert {fate.fate for fate in task.fates} == {"kept"}
+    assert {transfer.outcome for transfer in task.transfers} == {"kept"}
 
 
 def test_another_vocabulary_is_refused_and_carried_over_by_adapt(trained, other_corpus, tmp_path, caplog):
@@ -93,14 +93,16 @@ def test_another_vocabulary_is_refused_and_carried_over_by_adapt(trained, other_
     task = LanguageModelTask(pretrained=str(trained), on_mismatch="adapt")
     logger = TensorBoardLogger(tmp_path, "runs")
     trainer = fit(task, text(other_corpus), logger=logger)
-    assert f"Weights of {trained}:\n{summary(task.fates)}" in caplog.text
-    assert "tokens by their text" in summary(task.fates)
+    assert f"Weights of {trained}:\n{summary(task.transfers)}" in caplog.text
+    assert "tokens by their text" in summary(task.transfers)
     events = EventAccumulator(logger.log_dir).Reload()
-    assert events.Tensors("pretrained/text_summary")[0].tensor_proto.string_val[0].decode() == summary(task.fates)
+    assert events.Tensors("pretrained/text_summary")[0].tensor_proto.string_val[0].decode() == summary(task.transfers)
     trainer.save_checkpoint(tmp_path / "adapted.ckpt")
-    assert read_checkpoint(tmp_path / "adapted.ckpt")["zoo"]["transfer"] == [fate.plain() for fate in task.fates]
+    assert read_checkpoint(tmp_path / "adapted.ckpt")["zoo"]["transfer"] == [
+        transfer.plain() for transfer in task.transfers
+    ]
     again = load_pretrained(tmp_path / "adapted.ckpt")
-    assert again.fates == task.fates
+    assert again.transfers == task.transfers
 
 
 def test_another_network_is_refused_and_carried_over_by_adapt(trained, corpus):
@@ -109,16 +111,16 @@ def test_another_network_is_refused_and_carried_over_by_adapt(trained, corpus):
         fit(LanguageModelTask(pretrained=str(trained), n_layers=3), data)
     task = LanguageModelTask(pretrained=str(trained), n_layers=3, on_mismatch="adapt")
     fit(task, data)
-    fates = {fate.tensor: fate.fate for fate in task.fates}
-    assert fates["decoder.layers.2.norm1.weight"] == "new"
-    assert fates["decoder.layers.1.norm1.weight"] == "kept"
-    assert task.hparams["d_model"] == 16
+    transfers = {transfer.tensor: transfer.outcome for transfer in task.transfers}
+    assert transfers["decoder.layers.2.norm1.weight"] == "new"
+    assert transfers["decoder.layers.1.norm1.weight"] == "kept"
+    assert task.settings["d_model"] == 16
     with pytest.raises(CheckpointMismatchError, match="has nothing that fits the network"):
         fit(LanguageModelTask(pretrained=str(trained), d_model=24, d_ff=48, mlp_hidden=[6], on_mismatch="adapt"), data)
 
 
 def test_a_graph_with_a_node_added_and_one_renamed(trained_graph):
-    edges = read_edges(None).to_edgelist().replace({"mean radius": "radius (mm)"})
+    edges = breast_cancer_edges().replace({"mean radius": "radius (mm)"})
     edges = pd.concat([edges, pd.DataFrame({"source": ["marker"], "target": [edges.target[0]]})])
     found = load_breast_cancer(as_frame=True)
     rows = found.data.rename(columns={"mean radius": "radius (mm)"}).assign(marker=0.5)
@@ -131,9 +133,9 @@ def test_a_graph_with_a_node_added_and_one_renamed(trained_graph):
         pretrained=str(trained_graph), on_mismatch="adapt", renamed={"radius (mm)": "mean radius"}
     )
     fit(task, table(**data))
-    notes = {fate.tensor: fate.note for fate in task.fates}
+    notes = {transfer.tensor: transfer.note for transfer in task.transfers}
     assert notes["value_scale"] == "30 of 31 inputs by name, new: 'marker'"
-    assert (task.hparams["embed_dim"], task.hparams["readout"]) == (8, "all")
+    assert (task.settings["embed_dim"], task.settings["readout"]) == (8, "all")
     with pytest.raises(ZooError, match=r"model\.renamed: got 1 names without weights"):
         GraphPredictionTask(renamed={"a": "b"})
 
@@ -143,7 +145,7 @@ def test_other_scaling_is_refused_and_carried_over_by_adapt(trained_graph):
         fit(GraphPredictionTask(pretrained=str(trained_graph)), table(split_seed=5))
     task = GraphPredictionTask(pretrained=str(trained_graph), on_mismatch="adapt")
     fit(task, table(split_seed=5))
-    assert {fate.fate for fate in task.fates} == {"kept"}
+    assert {transfer.outcome for transfer in task.transfers} == {"kept"}
 
 
 @pytest.mark.parametrize("kind", [LanguageModelTask, GraphPredictionTask, ImageClassificationTask])
@@ -382,7 +384,7 @@ def test_a_learning_rate_finder_moves_the_whole_schedule(corpus):
     finder = LearningRateFinder(num_training_steps=30)
     trainer = fit(task, text(corpus), steps=10, callbacks=[finder, Rates()], logger=True, enable_checkpointing=True)
     found = finder.optimal_lr.suggestion()
-    assert task.lr == task.hparams["lr"] == found
+    assert task.lr == task.settings["lr"] == found
     assert found != pytest.approx(1e-4)
     rates = rates[-10:]
     assert max(rates) == pytest.approx(found, rel=0.02)
@@ -419,7 +421,7 @@ def test_a_finder_does_not_swallow_a_refusal(finder, corpus, trained, caplog):
     options = {"num_training_steps": 3} if finder is LearningRateFinder else {"max_trials": 1}
     fit(task, data, callbacks=[finder(**options)], enable_checkpointing=True)
     assert caplog.text.count("Weights of") == 1
-    assert task.fates
+    assert task.transfers
 
 
 def test_a_finder_is_refused_on_a_run_that_goes_on(corpus, tmp_path):
@@ -452,13 +454,13 @@ def test_pictures_of_another_network_or_looks_are_refused(trained_pictures):
         fit(ImageClassificationTask(pretrained=str(trained_pictures)), ImageDataModule(mean=[0.9]))
     task = ImageClassificationTask(pretrained=str(trained_pictures), options={"num_heads": 6}, on_mismatch="adapt")
     fit(task, ImageDataModule(batch_size=8))
-    assert {f.tensor: f.note for f in task.fates}["model.options.num_heads"] == "6 here, 3 there"
+    assert {f.tensor: f.note for f in task.transfers}["model.options.num_heads"] == "6 here, 3 there"
 
 
 def test_settings_that_differ_are_told_by_adapt(trained, corpus):
     task = LanguageModelTask(pretrained=str(trained), n_heads=8, on_mismatch="adapt")
     fit(task, text(corpus, tokenizer=str(trained)))
-    assert {f.tensor: f.note for f in task.fates}["model.n_heads"] == "8 here, 2 there"
+    assert {f.tensor: f.note for f in task.transfers}["model.n_heads"] == "8 here, 2 there"
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -476,7 +478,7 @@ def test_an_untied_model_gives_a_tied_one_its_embedding(trained, corpus):
     task, start = LanguageModelTask(pretrained=str(trained), tie_embeddings=True, on_mismatch="adapt"), Before()
     fit(task, text(corpus, tokenizer=str(trained)), callbacks=[start])
     assert torch.equal(start.weights["head.weight"], read_checkpoint(trained)["state_dict"]["network.embedding.weight"])
-    assert {fate.tensor: fate.fate for fate in task.fates}["head.weight"] == "dropped"
+    assert {transfer.tensor: transfer.outcome for transfer in task.transfers}["head.weight"] == "dropped"
 
 
 @pytest.mark.parametrize("changed", [{"lora_alpha": 9.0}, {"lora_dropout": 0.5}, {"lora_rank": 3}])
@@ -500,7 +502,7 @@ def test_a_base_that_is_gone_is_named_and_may_have_moved(request, tmp_path):
     task, data, source = adapting("language", request)
     base = tmp_path / "base.ckpt"
     base.write_bytes(source.read_bytes())
-    task.hparams["pretrained"] = str(base)
+    task.settings["pretrained"] = str(base)
     fit(task, data, steps=1).save_checkpoint(tmp_path / "adapter.ckpt")
     base.rename(tmp_path / "moved.ckpt")
     with pytest.raises(ZooError, match=r"an adapter for .*base\.ckpt, which can't be read .*--model\.pretrained"):

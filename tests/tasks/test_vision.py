@@ -46,7 +46,7 @@ def built(data=None, **settings):
     data.setup("fit")
     torch.manual_seed(0)
     task = a_task(**settings)
-    task._identity = data.identity()
+    task.identity = data.identity()
     task.configure_model()
     return task
 

@@ -10,6 +10,7 @@ import json
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,7 +78,9 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], advice:
     """Raise CheckpointMismatchError, naming every difference and ending in ``advice``, unless the two agree."""
     found = differences(saved, current)
     if found:
-        raise CheckpointMismatchError(f"checkpoint: made for other data than this. {'; '.join(found)}. {advice}")
+        raise CheckpointMismatchError(
+            f"made for other data than this. {'; '.join(found)}. {advice}", argument="checkpoint"
+        )
 
 
 def read_checkpoint(given: str | Path | IO[bytes]) -> dict[str, Any]:
@@ -89,34 +92,39 @@ def read_checkpoint(given: str | Path | IO[bytes]) -> dict[str, Any]:
     Raises:
         ZooError: if the file is missing, unreadable, truncated, damaged, or holds anything but plain types and tensors.
     """
-    path = Path(given if isinstance(given, (str, Path)) else getattr(given, "name", "(open file)"))
-    file = path if isinstance(given, (str, Path)) else given
-    if isinstance(file, Path):
+    path = Path(given if isinstance(given, (str, Path)) else str(getattr(given, "name", "(open file)")))
+    if isinstance(given, (str, Path)):
         if path.is_dir():
-            raise ZooError(f"checkpoint: {path} is a folder; name the .ckpt file in it")
+            raise ZooError(f"{path} is a folder; name the .ckpt file in it", argument="checkpoint")
         if not path.is_file():
-            raise ZooError(f"checkpoint: there is no file {path}; look for .ckpt files in the run's checkpoints folder")
+            raise ZooError(
+                f"there is no file {path}; look for .ckpt files in the run's checkpoints folder", argument="checkpoint"
+            )
     try:
-        with zipfile.ZipFile(file) as archive:
-            broken = archive.testzip()  # torch.load doesn't look at the checksums that torch.save writes
-        if broken is not None:
-            raise ZooError(_damaged(path))
-        if not isinstance(file, Path):
+        # opened once: what is loaded is what was checked, even if another takes its place meanwhile
+        with open(path, "rb") if isinstance(given, (str, Path)) else nullcontext(given) as file:
+            with zipfile.ZipFile(file) as archive:
+                broken = archive.testzip()  # torch.load doesn't look at the checksums that torch.save writes
+            if broken is not None:
+                raise _damaged(path)
             file.seek(0)
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "weights_only" in str(error).lower() or "unsupported global" in str(error).lower():
             raise ZooError(
-                f"checkpoint: {path} holds Python objects that loading would have to run; a checkpoint of this zoo has "
-                "plain types and tensors only, so get it from whoever trained it, saved by this zoo"
+                f"{path} holds Python objects that loading would have to run; a checkpoint of this zoo has "
+                "plain types and tensors only, so get it from whoever trained it, saved by this zoo",
+                argument="checkpoint",
             ) from None
-        raise ZooError(_damaged(path)) from None
+        raise _damaged(path) from None
     except PermissionError:
-        raise ZooError(f"checkpoint: {path} can't be read; check its permissions") from None
+        raise ZooError(f"{path} can't be read; check its permissions", argument="checkpoint") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, zipfile.BadZipFile):
-        raise ZooError(_damaged(path)) from None
+        raise _damaged(path) from None
     if not isinstance(checkpoint, dict):
-        raise ZooError(f"checkpoint: {path} holds a {type(checkpoint).__name__}, not a checkpoint; name a .ckpt file")
+        raise ZooError(
+            f"{path} holds a {type(checkpoint).__name__}, not a checkpoint; name a .ckpt file", argument="checkpoint"
+        )
     return checkpoint
 
 
@@ -188,11 +196,12 @@ def _names_a_class(text: str) -> bool:
     return any("class_path" in scalar.split(".") for scalar in scalars)
 
 
-def _damaged(path: Path) -> str:
+def _damaged(path: Path) -> ZooError:
     size = f" ({path.stat().st_size:,} bytes)" if path.is_file() else ""
-    return (
-        f"checkpoint: {path}{size} is no complete checkpoint; it was cut short, damaged or "
-        "is another kind of file, so copy it again or take an earlier one"
+    return ZooError(
+        f"{path}{size} is no complete checkpoint; it was cut short, damaged or "
+        "is another kind of file, so copy it again or take an earlier one",
+        argument="checkpoint",
     )
 
 
@@ -205,13 +214,17 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
     """
     claim = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(claim, dict) or not isinstance(claim.get("identity"), dict):
-        raise ZooError(f"checkpoint: {path} wasn't written by this zoo (it carries no data identity); use one that was")
+        raise ZooError(
+            f"{path} wasn't written by this zoo (it carries no data identity); use one that was", argument="checkpoint"
+        )
     try:
         _check_json(claim, {})
     except ZooError as error:
-        raise ZooError(f"checkpoint: {path}: what it says of itself {error}; the file was altered") from None
+        raise ZooError(f"{path}: what it says of itself {error}; the file was altered", argument="checkpoint") from None
     if digest(claim["identity"]) != claim.get("digest"):
-        raise ZooError(f"checkpoint: {path}: its data identity doesn't match its digest; the file was altered")
+        raise ZooError(
+            f"{path}: its data identity doesn't match its digest; the file was altered", argument="checkpoint"
+        )
     tensors = checkpoint.get("state_dict")
     whole = isinstance(claim.get("task"), str) and isinstance(claim.get("settings"), dict) and "data" in claim
     data = claim.get("data")
@@ -219,10 +232,12 @@ def read_claim(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any
     whole = whole and (data is None or isinstance(data["init_args"], dict))
     whole = whole and isinstance(claim.get("step_seed"), int | None) and isinstance(claim.get("trainer"), dict | None)
     if not whole or not isinstance(tensors, dict) or not all(isinstance(t, torch.Tensor) for t in tensors.values()):
-        raise ZooError(f"checkpoint: {path} lacks its task, settings, data or tensors; the file was altered")
+        raise ZooError(f"{path} lacks its task, settings, data or tensors; the file was altered", argument="checkpoint")
     try:
         check_plain(claim["settings"], "model")
         check_plain({} if data is None else data["init_args"], "data")
     except ZooError as error:
-        raise ZooError(f"checkpoint: {path} isn't safe to use: {error}. Take another, or ask who made it") from None
+        raise ZooError(
+            f"{path} isn't safe to use: {error}. Take another, or ask who made it", argument="checkpoint"
+        ) from None
     return claim

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jsonschema
 
-from zoo.checkpoint.identity import read_checkpoint
 from zoo.checkpoint.remote import fetch, is_address, place_of, sha256_of
 from zoo.errors import ZooError, listed
 
@@ -169,7 +168,7 @@ def entry_of(name: str) -> Entry:
     """
     index = read_index()
     if name not in index:
-        raise ZooError(f"name: got {name!r}; the shelf has {listed(sorted(index), shown=20)}")
+        raise ZooError(f"got {name!r}; the shelf has {listed(sorted(index), shown=20)}", argument="name")
     return index[name]
 
 
@@ -184,7 +183,7 @@ def check_file(entry: Entry) -> None:
         try:
             fetch(address, entry.sha256)
         except ZooError as error:
-            raise ZooError(f"{entry.name}: {str(error).removeprefix('address: ')}") from None
+            raise error.about(entry.name) from None
     size, sha256 = entry.path.stat().st_size, entry.sha256 if address else sha256_of(entry.path)
     if (size, sha256) != (entry.bytes, entry.sha256):
         raise ZooError(
@@ -257,12 +256,3 @@ def find_checkpoint(given: str) -> str:
     if path == given and not Path(path).exists() and not Path(path).suffix:
         entry_of(path)
     return path
-
-
-def open_checkpoint(given: str | Path | IO[bytes]) -> dict[str, Any]:
-    """Read a checkpoint: a file, a name on the shelf, an address, or an open file; code in it is never run.
-
-    Raises:
-        ZooError: if there is none, or it isn't whole; and as ``find_checkpoint``.
-    """
-    return read_checkpoint(find_checkpoint(str(given)) if isinstance(given, (str, Path)) else given)

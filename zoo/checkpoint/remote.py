@@ -5,6 +5,8 @@ import os
 import re
 import sys
 import tempfile
+import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -16,6 +18,10 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _PIN = re.compile(r"sha256=([0-9a-f]{64})", re.IGNORECASE)
 _SECRET = re.compile(r"(?<=://)[^/\s]*@|\?\S+")  # what ``shown`` leaves out, in others' messages
 _NO_ANSWER = 60  # seconds without a byte
+_TICK = (
+    100_000_000  # nanoseconds; file systems' clocks have steps of up to 10 ms, in which a second write can't be seen
+)
+Stamp = tuple[str, int, int, int, int, int]
 
 
 def default_cache() -> Path:
@@ -29,10 +35,32 @@ def is_address(given: str) -> bool:
     return _SCHEME.match(given) is not None
 
 
+def stamp_of(path: str | Path) -> Stamp | None:
+    """What changes when a file is written to; None if nothing is known for sure, as of one written just now."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    if time.time_ns() - found.st_ctime_ns < _TICK:
+        return None
+    where = os.path.realpath(path)
+    return where, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, as hex."""
+    """SHA-256 of a file, as hex; the file is read once for as long as it doesn't change."""
+    stamp = stamp_of(path)
+    return _hash(path) if stamp is None else _hash_once(path, stamp)
+
+
+def _hash(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _hash_once(path: Path, stamp: Stamp) -> str:
+    return _hash(path)
 
 
 def shown(address: str) -> str:
@@ -50,11 +78,15 @@ def place_of(address: str) -> Path:
     url = urlsplit(address)
     if url.scheme == "file":
         if url.netloc not in ("", "localhost"):
-            raise ZooError(f"address: got {shown(address)}; a file's has three slashes before its absolute path")
+            raise ZooError(
+                f"got {shown(address)}; a file's has three slashes before its absolute path", argument="address"
+            )
         return Path(url2pathname(url.path))
     parts = [_host(address), *url.path.removeprefix("/").split("/")]
     if not url.path or {"", ".", ".."} & set(parts):
-        raise ZooError(f"address: got {shown(address)}, which names no file; give scheme://host/path without . and ..")
+        raise ZooError(
+            f"got {shown(address)}, which names no file; give scheme://host/path without . and ..", argument="address"
+        )
     if url.query:
         parts[-1] = f"{hashlib.sha256(url.query.encode()).hexdigest()[:8]}-{parts[-1]}"
     return default_cache().joinpath("files", url.scheme, *(quote(part, safe="@ ") for part in parts))
@@ -75,12 +107,12 @@ def fetch(address: str, sha256: str | None = None, fresh: bool = False) -> Path:
     """
     address, pin = _split_pin(address)
     if pin and sha256 and pin != sha256:
-        raise ZooError(f"address: {shown(address)} is pinned to {pin[:12]}..., but must be {sha256[:12]}...")
+        raise ZooError(f"{shown(address)} is pinned to {pin[:12]}..., but must be {sha256[:12]}...", argument="address")
     wanted = sha256 or pin
     place = place_of(address)
     if urlsplit(address).scheme == "file":
         if not place.is_file():
-            raise ZooError(f"address: got {shown(address)}; there is no such file, so check the path")
+            raise ZooError(f"got {shown(address)}; there is no such file, so check the path", argument="address")
         if wanted is not None:
             _compare(address, sha256_of(place), wanted)
         return place
@@ -109,22 +141,25 @@ def _host(address: str) -> str:
 def _split_pin(address: str) -> tuple[str, str | None]:
     scheme = _SCHEME.match(address)
     if scheme is None:
-        raise ZooError(f"address: got {address!r}; must start with a scheme, as https:// or hf://")
+        raise ZooError(f"got {address!r}; must start with a scheme, as https:// or hf://", argument="address")
     bare, mark, pin = address.partition("#")
     bare = scheme[1].lower() + bare[len(scheme[1]) :]
     if not mark:
         return bare, None
     found = _PIN.fullmatch(pin)
     if found is None:
-        raise ZooError(f"address: got {shown(bare)}#{pin}; what follows # must be sha256= and 64 hexadecimal digits")
+        raise ZooError(
+            f"got {shown(bare)}#{pin}; what follows # must be sha256= and 64 hexadecimal digits", argument="address"
+        )
     return bare, found[1].lower()
 
 
 def _compare(address: str, found: str, wanted: str) -> None:
     if found != wanted:
         raise ZooError(
-            f"address: {shown(address)} has SHA-256 {found[:12]}..., not {wanted[:12]}...; it was altered or cut "
-            "short, or is another version, so take file and SHA-256 from one source"
+            f"{shown(address)} has SHA-256 {found[:12]}..., not {wanted[:12]}...; it was altered or cut "
+            "short, or is another version, so take file and SHA-256 from one source",
+            argument="address",
         )
 
 
@@ -149,8 +184,9 @@ def _is_kept(address: str, place: Path, wanted: str | None) -> bool:
     if found == fetched:
         return False
     raise ZooError(
-        f"address: {shown(address)} is kept as {place}, which has SHA-256 {found[:12]}..., not "
-        f"{(wanted or fetched or '')[:12]}...; it was altered or cut short, so delete it to fetch it anew"
+        f"{shown(address)} is kept as {place}, which has SHA-256 {found[:12]}..., not "
+        f"{(wanted or fetched or '')[:12]}...; it was altered or cut short, so delete it to fetch it anew",
+        argument="address",
     )
 
 
@@ -188,7 +224,7 @@ def _read(address: str, target: Path) -> None:
         system, path = fsspec.core.url_to_fs(address, **_options(urlsplit(address).scheme))
         system.get_file(path, str(target), callback=callback)
     except Exception as error:  # every kind of file system has errors of its own
-        raise ZooError(f"address: got {shown(address)}; {_reason(error)}") from None
+        raise ZooError(f"got {shown(address)}; {_reason(error)}", argument="address") from None
     finally:
         callback.close()
 

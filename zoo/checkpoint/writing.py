@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 
-from zoo.checkpoint.index import open_checkpoint
+from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.errors import ZooError
 
 _KINDS: dict[str, type] = {
@@ -40,12 +40,16 @@ class CheckedCheckpointIO(TorchCheckpointIO):
         Raises:
             ZooError: if there is none, or it isn't whole, or holds code.
         """
-        checkpoint = open_checkpoint(path)
+        checkpoint = Checkpoint.open(path).take()
         for name, kind in _KINDS.items():
             if not isinstance(checkpoint.get(name, kind()), kind):
-                raise ZooError(f"checkpoint: {path}: its {name} is no {kind.__name__}; it was altered, take another")
+                raise ZooError(
+                    f"{path}: its {name} is no {kind.__name__}; it was altered, take another", argument="checkpoint"
+                )
         if not re.match(r"[2-9]\.|\d\d+\.", checkpoint.get("pytorch-lightning_version", "2.")):
-            raise ZooError(f"checkpoint: {path}: not of a version of Lightning that this zoo runs with; take another")
+            raise ZooError(
+                f"{path}: not of a version of Lightning that this zoo runs with; take another", argument="checkpoint"
+            )
         return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:

@@ -16,33 +16,33 @@ from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import datamodules  # noqa: F401  (its classes can then be named without their module)
 import zoo.callbacks  # noqa: F401
 from zoo.attention.describe import describe, describe_all
 from zoo.callbacks import BestAndLastCheckpoint, PredictionWriter
-from zoo.checkpoint.identity import read_checkpoint, read_claim
-from zoo.checkpoint.index import resolve
+from zoo.checkpoint import Checkpoint
 from zoo.errors import ZooError, listed
-from zoo.families import class_path, data_class, task_class
+from zoo.families import FAMILIES, class_path, data_class, task_class
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")
 
 
-def checkpoint_config(path: str) -> dict[str, Any]:
+def checkpoint_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """The part of a config that a checkpoint can stand in for: model and data as they were trained.
 
     Raises:
-        ZooError: if the file is no checkpoint of this zoo.
+        ZooError: if it names other classes or settings than this zoo has.
     """
-    claim = read_claim(read_checkpoint(path), path)
+    claim, path = checkpoint.claim, checkpoint.path
     config: dict[str, Any] = {
-        "model": {"class_path": class_path(task_class(claim, path)), "init_args": claim["settings"]}
+        "model": {"class_path": class_path(task_class(claim, path)), "init_args": checkpoint.settings}
     }
     if (kind := data_class(claim, path)) is not None:
-        init_args = claim["data"]["init_args"] | kind.as_in_checkpoint(path)
+        init_args = checkpoint.data_settings | kind.as_in_checkpoint(path)
         config["data"] = {"class_path": class_path(kind), "init_args": init_args}
     return config
 
@@ -110,6 +110,9 @@ class RunConfig(SaveConfigCallback):
 class ZooCLI(LightningCLI):
     """``lightning fit|validate|test|predict``; every flag is Lightning's own but ``--predictions.path``."""
 
+    _checkpoint: Checkpoint | None = None
+    """What ``--ckpt_path`` stands for; held, so that no part of the run reads the file again."""
+
     def __init__(self, args: ArgsType = None) -> None:
         quiet_advertisements()
         set_parsing_settings(instantiate_subclass_spec_in_any=False)  # no setting of ours is an object to make
@@ -142,17 +145,21 @@ class ZooCLI(LightningCLI):
         given = sys.argv[1:] if args is None else args
         if isinstance(given, list):
             _help_on_attention(given)
+        if isinstance(given, list) and any(".help" in str(argument) for argument in given):
+            for family in FAMILIES.values():
+                family.data.name_sources()
         if isinstance(given, list) and given and not given[0].startswith("-"):
             path = _option(given, "--ckpt_path")
             if path and path not in _KEYWORDS:
-                path = resolve(path)
-                base = json.dumps(checkpoint_config(path))
+                self._checkpoint = Checkpoint.open(path)
+                base = json.dumps(checkpoint_config(self._checkpoint))
                 self.config = parser.parse_args([given[0], "--config", base, *given[1:]])
                 return
         super().parse_arguments(parser, args)
         if isinstance(given, list) and given and _option(given, "--ckpt_path") == "last":
             config = self.config[given[0]]
-            model = checkpoint_config(str(_newest(config)))["model"]  # beneath what the config says, as for a file
+            self._checkpoint = Checkpoint.open(_newest(config))
+            model = checkpoint_config(self._checkpoint)["model"]  # beneath what the config says, as for a file
             if model["class_path"] == config.model.class_path:
                 base = json.dumps({"model": model})
                 self.config = parser.parse_args([given[0], "--config", base, *given[1:]])
@@ -175,7 +182,8 @@ class ZooCLI(LightningCLI):
             warnings.filterwarnings("ignore", message="The dirpath has changed from")
         path = config.get("ckpt_path")
         if path and path not in _KEYWORDS:
-            path = config.ckpt_path = resolve(path)
+            self._checkpoint = Checkpoint.open(path)
+            config.ckpt_path = self._checkpoint.path
         if path == "last":
             self._find_last(config)
         elif path is None and self.subcommand != "fit":
@@ -187,8 +195,6 @@ class ZooCLI(LightningCLI):
             raise ZooError(
                 f"--ckpt_path: got {path!r}; name a checkpoint file, or last for the newest run of this config"
             )
-        elif path and path not in _KEYWORDS:
-            read_claim(read_checkpoint(path), path)
 
     def _find_last(self, config: Any) -> None:
         """Turn ``last`` into the newest last.ckpt of this config's runs, and go on in that run's folder."""
@@ -216,7 +222,8 @@ class ZooCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
-        self.model.goes_on_from = self._get(self.config, "ckpt_path")
+        if type(self.trainer.strategy).load_checkpoint is not Strategy.load_checkpoint:
+            self._checkpoint = None  # a sharded strategy reads the file itself
 
     def fit(self, model: pl.LightningModule, **arguments: Any) -> None:
         """As the trainer's; a run that was told to stop does not end as if it were finished."""
@@ -227,12 +234,14 @@ class ZooCLI(LightningCLI):
                 raise
             raise ZooError(f"EarlyStopping.monitor: {_monitored(self.trainer)}; name one of these") from None
         except (TypeError, LookupError, AttributeError, ValueError) as error:
-            if self.model.goes_on_from is None or self.model.has_begun:
+            given = self._get(self.config, "ckpt_path")
+            if given is None or self.model.has_begun:
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
             raise ZooError(
-                f"checkpoint: no run can go on from {self.model.goes_on_from} ({reason}); it was altered, or is of "
-                "another optimizer, so take another"
+                f"no run can go on from {given} ({reason}); it was altered, or is of "
+                "another optimizer, so take another",
+                argument="checkpoint",
             ) from None
         except SIGTERMException:
             print("error: fit was told to stop; --ckpt_path last goes on with it", file=sys.stderr)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from zoo.errors import ZooError, listed
 
 if TYPE_CHECKING:
+    from zoo.checkpoint import Checkpoint
     from zoo.tasks import ZooTask
 
 Task = TypeVar("Task", bound="ZooTask")
@@ -159,8 +160,7 @@ def _add_explain(commands: Any) -> None:
 
 def _explain(chosen: argparse.Namespace) -> None:
     from datamodules.tables import GraphTableDataModule
-    from zoo.checkpoint.identity import read_checkpoint, read_claim
-    from zoo.checkpoint.index import resolve
+    from zoo.checkpoint import Checkpoint
     from zoo.explain import draw, explain
     from zoo.tasks import GraphPredictionTask
 
@@ -171,10 +171,9 @@ def _explain(chosen: argparse.Namespace) -> None:
         raise ZooError(f"--out: there is no folder {out.parent}; make it first")
     if chosen.data is not None and Path(chosen.data).resolve() == out.resolve():
         raise ZooError(f"--out: got {chosen.out!r}, which is the table itself; name another file")
-    chosen.ckpt = resolve(chosen.ckpt)
-    task = load_task(chosen.ckpt, GraphPredictionTask, chosen.device)
-    claim = read_claim(read_checkpoint(chosen.ckpt), chosen.ckpt)
-    settings = dict((claim["data"] or {}).get("init_args", {})) | GraphTableDataModule.as_in_checkpoint(chosen.ckpt)
+    checkpoint = Checkpoint.open(chosen.ckpt)
+    task = load_task(checkpoint, GraphPredictionTask, chosen.device)
+    settings = checkpoint.data_settings | GraphTableDataModule.as_in_checkpoint(checkpoint.path)
     if chosen.data is not None:
         settings |= {"predict_features": chosen.data, "unmatched_columns": "ignore"}
     if chosen.id_column is not None:
@@ -363,27 +362,28 @@ def _import(chosen: argparse.Namespace) -> None:
     print(f"{chosen.out}: {', '.join(done)}")
 
 
-def load_task(path: str, kind: type[Task], device: str = "cpu") -> Task:
+def load_task(given: "str | Checkpoint", kind: type[Task], device: str = "cpu") -> Task:
     """The task of a checkpoint, in eval mode.
 
     Raises:
-        ZooError: if the file is no checkpoint, or one of another family.
+        ZooError: if it can't be opened, or is one of another family.
     """
     import torch
 
     from zoo.catalogue import load_pretrained
-    from zoo.checkpoint.identity import read_checkpoint, read_claim
-    from zoo.checkpoint.index import resolve
+    from zoo.checkpoint import Checkpoint
 
-    path = resolve(path)
-    claim = read_claim(read_checkpoint(path), path)
-    if claim["task"] != f"{kind.__module__}.{kind.__qualname__}":
-        raise ZooError(f"--ckpt: {path} was made by {claim['task']}; this command needs one of {kind.__qualname__}")
+    checkpoint = Checkpoint.open(given)
+    if checkpoint.task != f"{kind.__module__}.{kind.__qualname__}":
+        raise ZooError(
+            f"{checkpoint.path} was made by {checkpoint.task}; this command needs one of {kind.__qualname__}",
+            argument="--ckpt",
+        )
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ZooError(f"--device: got {device!r}, which can't be used here ({reason}); try cpu") from None
-    task = load_pretrained(path)
+    task = load_pretrained(checkpoint)
     task.to(device)
     return cast(Task, task)

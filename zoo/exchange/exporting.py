@@ -27,6 +27,7 @@ from torch.export import Dim, ExportedProgram
 
 from zoo.adapters import has_lora
 from zoo.catalogue import TASKS, load_pretrained, verify_file
+from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import (
     CHECKPOINT_KEY,
     canonical_json,
@@ -36,14 +37,15 @@ from zoo.checkpoint.identity import (
     read_checkpoint,
     read_claim,
 )
-from zoo.checkpoint.index import Entry, companion, entry_of, find_checkpoint
+from zoo.checkpoint.index import Entry, companion, entry_of
 from zoo.checkpoint.remote import is_address
 from zoo.checkpoint.transfer import weights_digest
 from zoo.checkpoint.writing import CheckedCheckpointIO
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
-from zoo.tasks.base import IDENTITY_TENSOR, plain
+from zoo.tasks.claims import IDENTITY_TENSOR
 from zoo.tasks.pretrained import NETWORK, network_tensors
+from zoo.tasks.settings import plain
 
 FORMATS = {
     "safetensors": ".safetensors",
@@ -91,17 +93,17 @@ def export_model(name_or_path: str | Path, to: str, out: str | Path, overwrite: 
     if to == "onnx":
         _need("onnx", "onnxscript")
     given = str(name_or_path)
-    path = find_checkpoint(given)
-    claim = read_claim(read_checkpoint(path), path)
-    task = load_pretrained(path)
+    checkpoint = Checkpoint.open(name_or_path)
+    claim: Mapping[str, Any] = checkpoint.claim
+    task = load_pretrained(checkpoint)
     if has_lora(task.network):
         task.merge_adapter()
-        claim = {name: value for name, value in claim.items() if name != "adapter"} | {"settings": plain(task.hparams)}
+        claim = {name: value for name, value in claim.items() if name != "adapter"} | {"settings": plain(task.settings)}
     with _placed(target) as part:
         if to == "safetensors":
             return _write_safetensors(task, part, {CHECKPOINT_KEY: json.dumps(claim)})
         if to == "hub-folder":
-            entry = None if path == given or is_address(given) else entry_of(given)
+            entry = None if checkpoint.path == given or is_address(given) else entry_of(given)
             return _write_hub_folder(task, claim, part, entry, target.name)
         if to == "checkpoint":
             return _write_checkpoint(task, claim, part)
@@ -143,7 +145,7 @@ def import_weights(
     if own is not None:
         _compare(weights, own, claim, task)
     _fill(task, tensors, weights)
-    claim = claim | {"settings": plain(task.hparams)}
+    claim = claim | {"settings": plain(task.settings)}
     with _placed(target) as part:
         return _write_checkpoint(task, claim, part)
 
@@ -208,7 +210,7 @@ def _write_checkpoint(task: ZooTask, claim: Mapping[str, Any], file: Path) -> li
         CHECKPOINT_KEY: dict(claim),
     }
     CheckedCheckpointIO().save_checkpoint(checkpoint, file)
-    again = load_pretrained(str(file)).state_dict()
+    again = load_pretrained(file).state_dict()
     if any(not torch.equal(tensor, again[name]) for name, tensor in checkpoint["state_dict"].items()):
         raise ZooError(f"--out: {file.name} holds other tensors than were written; check the disk")
     return verify_file(str(file))
@@ -442,7 +444,7 @@ def _read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]
         try:
             claim = read_claim({CHECKPOINT_KEY: claim, "state_dict": tensors}, path)
         except ZooError as error:
-            raise ZooError(f"WEIGHTS: {str(error).removeprefix('checkpoint: ')}") from None
+            raise error.about("WEIGHTS") from None
         if claim.get("adapter"):
             raise ZooError(f"WEIGHTS: {path} holds an adapter, not a whole model; zoo export merges it")
     return _bare(tensors, path), claim
@@ -482,7 +484,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Tensor], Any]:
     try:
         found = read_checkpoint(path) if is_archive else _read_old(path)
     except ZooError as error:
-        raise ZooError(f"WEIGHTS: {str(error).removeprefix('checkpoint: ')}") from None
+        raise error.about("WEIGHTS") from None
     state = found.get("state_dict", found)
     if not isinstance(state, dict):
         raise ZooError(f"WEIGHTS: {path} has a {type(state).__name__} as state_dict; it must hold tensors by name")
@@ -532,10 +534,10 @@ def _destination(
     """What the checkpoint will claim to be, and a task of that claim with weights that don't matter."""
     if like is not None:
         try:
-            path = find_checkpoint(str(like))
-            claim, task = read_claim(read_checkpoint(path), path), load_pretrained(path)
+            checkpoint = Checkpoint.open(like)
+            claim, task = checkpoint.claim, load_pretrained(checkpoint)
         except ZooError as error:
-            raise type(error)(f"--like: {str(error).removeprefix('checkpoint: ')}") from None
+            raise error.about("--like") from None
         if has_lora(task.network):
             task.merge_adapter()
         claim = {name: value for name, value in claim.items() if name != "adapter"}
@@ -554,8 +556,8 @@ def _destination(
         task = kinds[claim["task"]](**claim["settings"])
         task.on_load_checkpoint({CHECKPOINT_KEY: claim, "state_dict": {}})
     except ZooError as error:
-        if str(error).startswith("checkpoint: "):
-            raise type(error)(f"WEIGHTS: {weights}: {str(error).removeprefix('checkpoint: ')}") from None
+        if error.argument == "checkpoint":
+            raise error.about("WEIGHTS", weights) from None
         raise
     except Exception as error:  # settings and identity may hold anything
         raise ZooError(
@@ -584,7 +586,7 @@ def _claim_of(task: ZooTask, data: pl.LightningDataModule) -> dict[str, Any]:
     identity = data.identity()
     return {
         "task": f"{type(task).__module__}.{type(task).__qualname__}",
-        "settings": plain(task.hparams),
+        "settings": plain(task.settings),
         "data": {
             "class_path": f"{type(data).__module__}.{type(data).__qualname__}",
             "init_args": plain(data.hparams),
@@ -604,8 +606,8 @@ def _compare(weights: str | Path, own: Mapping[str, Any], claim: Mapping[str, An
     try:
         check_identity(own["identity"], claim["identity"], alone)
     except CheckpointMismatchError as error:
-        raise CheckpointMismatchError(f"WEIGHTS: {str(error).removeprefix('checkpoint: ')}") from None
-    here = plain(task.hparams)
+        raise error.about("WEIGHTS") from None
+    here = plain(task.settings)
     saved = {name: own["settings"].get(name, here[name]) for name in task.network_settings}
     if found := differences(saved, {name: here[name] for name in task.network_settings}):
         raise CheckpointMismatchError(f"WEIGHTS: {weights} is of another network. {'; '.join(found)}. {alone}")
@@ -625,7 +627,7 @@ def _fill(task: ZooTask, tensors: Mapping[str, Tensor], weights: str | Path) -> 
             raise CheckpointMismatchError(f"its tensors don't fit this network. {'; '.join(other[:5])}")
         task.load_state_dict(state)
     except ZooError as error:
-        raise type(error)(f"WEIGHTS: {weights}: {str(error).removeprefix('checkpoint: ')}") from None
+        raise error.about("WEIGHTS", weights) from None
     except (RuntimeError, NotImplementedError) as error:  # sparse, quantised, without data
         raise ZooError(f"WEIGHTS: {weights}: {_brief(error)}; save ordinary dense tensors") from None
     learned = {name for name, _ in task.named_parameters()}

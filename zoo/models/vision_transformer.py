@@ -395,12 +395,10 @@ class VisionTransformer(timm_vit.VisionTransformer):
         if checkpoint_path.endswith(".npz"):
             super().load_pretrained(checkpoint_path, prefix)
             return
-        from zoo.checkpoint.identity import read_checkpoint, read_claim  # here, as importing the models needs neither
-        from zoo.checkpoint.index import find_checkpoint
+        from zoo.checkpoint.checkpoint import Checkpoint  # here, as importing the models doesn't need it
 
-        path = find_checkpoint(checkpoint_path)
-        checkpoint = read_checkpoint(path)
-        identity = read_claim(checkpoint, path)["identity"]
+        checkpoint = Checkpoint.open(checkpoint_path)
+        identity = checkpoint.identity
         if identity.get("kind") != "images":
             kind = identity.get("kind")
             raise ZooError(f"pretrained: {checkpoint_path} was made for {kind}; name a vision checkpoint")
@@ -411,7 +409,7 @@ class VisionTransformer(timm_vit.VisionTransformer):
             return tensors
 
         cfg = {
-            "state_dict": checkpoint["state_dict"],
+            "state_dict": checkpoint.tensors(),
             "num_classes": len(identity["classes"]),
             "input_size": (identity["channels"], *identity["image_size"]),
             "first_conv": "patch_embed.proj",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,12 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MultilabelAccuracy
 
-from zoo.checkpoint.transfer import Fate, adapt_table
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.graph import AdjacencySpec
 from zoo.models.graph_tokens import GraphTokenModel
-from zoo.tasks.base import layer_depths
+from zoo.tasks.graph_carry import adapt_table
+from zoo.tasks.layers import layer_depths
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import (
     AUROC,
@@ -29,6 +30,7 @@ from zoo.tasks.scores import (
     as_written,
     full_precision,
 )
+from zoo.tasks.start import StartOptions
 
 
 def metrics_for(problem: str, names: Sequence[str], prefix: str, unit: float = 1.0) -> MetricCollection:
@@ -98,7 +100,7 @@ class GraphPredictionTask(ScoredTask):
         beta2: AdamW's second decay rate.
         warmup: share of the run's steps in which the learning rate rises to lr; then it falls along a cosine.
         min_lr: share of lr that is left at the end.
-        start: pretrained, on_mismatch, train, layer_decay and compile, as of every task.
+        start: what the run starts from, and which part of the network is trained, as of every task.
     """
 
     network: GraphTokenModel
@@ -130,7 +132,7 @@ class GraphPredictionTask(ScoredTask):
         beta2: float = 0.99,
         warmup: float = 0.1,
         min_lr: float = 0.0,
-        **start: Any,
+        **start: Unpack[StartOptions],
     ) -> None:
         super().__init__(lr, weight_decay, beta2, warmup, min_lr, **start)
         if renamed and not (start.get("pretrained") and start.get("on_mismatch") == "adapt"):
@@ -142,7 +144,7 @@ class GraphPredictionTask(ScoredTask):
     def build(self, identity: Mapping[str, Any]) -> None:
         if identity.get("kind") != "table":
             raise ZooError(f"identity: got kind {identity.get('kind')!r}; a graph task needs a table on a graph")
-        h = self.hparams
+        h = self.settings
         self.problem: str = identity["problem"]
         self.names: list[str] = identity["classes"] if self.problem in ("binary", "multiclass") else identity["targets"]
         self.network = GraphTokenModel(
@@ -169,20 +171,20 @@ class GraphPredictionTask(ScoredTask):
     def heads(self) -> tuple[str, ...]:
         return ("readout_weight", "readout_bias")
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
-        readout = source.settings.get("readout", "outputs"), self.hparams["readout"]
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
+        readout = source.settings.get("readout", "outputs"), self.settings["readout"]
         return adapt_table(
             self.network,
             source.weights(),
             source.identity,
             self.data_identity,
             readout,
-            self.hparams["renamed"] or {},
+            self.settings["renamed"] or {},
         )
 
     def _loss_weight(self, identity: Mapping[str, Any]) -> Tensor | None:
         """A weight a class, of mean one over the training rows; None if they are all one."""
-        chosen = self.hparams["class_weights"]
+        chosen = self.settings["class_weights"]
         n = len(self.names)
         if chosen == "none":
             return None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,15 @@ from zoo.attention.base import Attention, plain_options, weight_options
 from zoo.attention.damcha import DamchaAttention
 from zoo.attention.damcha.method import SWITCHES, chosen_attention, switches_in
 from zoo.attention.damcha.metric import METRIC_OPTIONS
-from zoo.checkpoint.transfer import Fate, adapt_text
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
-from zoo.tasks.base import defaults_of, layer_depths, plain
+from zoo.tasks.language_carry import adapt_text
+from zoo.tasks.layers import layer_depths
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import Ratio, ScoredTask, full_precision
+from zoo.tasks.settings import defaults_of, plain
+from zoo.tasks.start import StartOptions
 from zoo.tokenizer import Tokenizer, tokenizer_from_identity
 
 
@@ -114,7 +117,7 @@ class LanguageModelTask(ScoredTask):
         top_p: for samples and predict: choose among the likeliest tokens with this much probability only.
         stop: for samples and predict: texts that end a continuation.
         sample_seed: for samples and predict: makes them repeatable.
-        start: pretrained, on_mismatch, train, layer_decay and compile, as of every task.
+        start: what the run starts from, and which part of the network is trained, as of every task.
     """
 
     predictions_suffix: ClassVar[str] = ".jsonl"
@@ -178,7 +181,7 @@ class LanguageModelTask(ScoredTask):
         top_p: float | None = 0.95,
         stop: Sequence[str] = (),
         sample_seed: int = 0,
-        **start: Any,
+        **start: Unpack[StartOptions],
     ) -> None:
         super().__init__(lr, weight_decay, beta2, warmup, min_lr, **start)
         check_sampling(max_new_tokens, temperature, top_k, top_p)
@@ -186,12 +189,12 @@ class LanguageModelTask(ScoredTask):
             raise ZooError("stop: got an empty text; every stop needs at least one character")
         self._make_network(vocab_size=1, device="meta")  # a setting without meaning is refused before any data is read
         if attention not in (None, DamchaAttention.name):
-            defaults, h = defaults_of(LanguageModelTask), plain(self.hparams)
+            defaults, h = defaults_of(LanguageModelTask), plain(self.settings)
             if unread := [name for name in _METHOD if h[name] != defaults[name]]:
                 rank_zero_info(f"model.attention: {attention} takes the place of {', '.join(unread)}, which isn't read")
 
     def _make_network(self, vocab_size: int, device: str | None = None) -> LanguageModel:
-        h = self.hparams
+        h = self.settings
         passed = {name: h[name] for name in (*_STACK, "dropout", "attention", "attention_options")}
         passed |= self._switches(h)
         if h["attention"] in (None, DamchaAttention.name) and h["kl_weight"] != defaults_of(type(self))["kl_weight"]:
@@ -244,14 +247,14 @@ class LanguageModelTask(ScoredTask):
         stem = (
             "position_embedding.",
             f"decoder.{self.network.decoder.attention.shared_name}.",
-            *(() if self.hparams["tie_embeddings"] else ("embedding.",)),
+            *(() if self.settings["tie_embeddings"] else ("embedding.",)),
         )
         return layer_depths(self.network, "decoder.layers", stem)
 
     def heads(self) -> tuple[str, ...]:
-        return ("embedding.",) if self.hparams["tie_embeddings"] else ("head.",)
+        return ("embedding.",) if self.settings["tie_embeddings"] else ("head.",)
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         return adapt_text(self.network, source.weights(), tokenizer_from_identity(source.identity), self.tokenizer)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -281,7 +284,7 @@ class LanguageModelTask(ScoredTask):
 
     def predict_step(self, batch: Sequence[str], batch_idx: int) -> list[dict[str, str]]:
         """A continuation for each prompt."""
-        continuations = self.generate(batch, seed=self.hparams["sample_seed"] + batch_idx)
+        continuations = self.generate(batch, seed=self.settings["sample_seed"] + batch_idx)
         return [
             {"prompt": prompt, "continuation": continuation}
             for prompt, continuation in zip(batch, continuations, strict=True)
@@ -320,8 +323,8 @@ class LanguageModelTask(ScoredTask):
         """As ``generate``, in pieces (number of the prompt, text) as they are made."""
         if not self.is_built:
             raise ZooError("generate: this task has no network yet; load a checkpoint with load_from_checkpoint")
-        own = {name: self.hparams[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p", "stop")}
-        own["seed"] = self.hparams["sample_seed"]
+        own = {name: self.settings[name] for name in ("max_new_tokens", "temperature", "top_k", "top_p", "stop")}
+        own["seed"] = self.settings["sample_seed"]
         if isinstance(prompts, str):
             raise ZooError("prompts: got one text; give a list of texts")
         if unknown := set(settings) - set(own):

@@ -7,8 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from zoo.checkpoint.identity import read_checkpoint, read_claim
-from zoo.checkpoint.index import resolve
+from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.transfer import weights_digest
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 
@@ -35,25 +34,23 @@ class Pretrained:
         Raises:
             ZooError: if there is none, or it is damaged or of another task.
         """
-        try:
-            path = resolve(given)
-            checkpoint = read_checkpoint(path)
-            claim = read_claim(checkpoint, path)
-            if claim.get("adapter"):
-                raise ZooError(
-                    f"checkpoint: {given} holds an adapter, not a whole model; make it one with zoo export {given} "
-                    "--to checkpoint --out FILE.ckpt"
-                )
-        except ZooError as error:
-            raise type(error)(f"model.pretrained: {str(error).removeprefix('checkpoint: ')}") from None
-        if claim["task"] != task:
-            raise CheckpointMismatchError(
-                f"model.pretrained: {given} is of {claim['task']}; this task needs one of {task}"
+        checkpoint = Checkpoint.open(given, "model.pretrained")
+        if checkpoint.adapter:
+            raise ZooError(
+                f"{given} holds an adapter, not a whole model; make it one with zoo export {given} "
+                "--to checkpoint --out FILE.ckpt",
+                argument="model.pretrained",
             )
-        state = network_tensors(checkpoint["state_dict"])
+        if checkpoint.task != task:
+            raise CheckpointMismatchError(
+                f"{given} is of {checkpoint.task}; this task needs one of {task}", argument="model.pretrained"
+            )
+        state = network_tensors(checkpoint.tensors())
         if wrong := not_finite(state):
-            raise ZooError(f"model.pretrained: {given} has numbers in {listed(wrong)} that aren't finite; take another")
-        return cls(given, claim["settings"], claim["identity"], state)
+            raise ZooError(
+                f"{given} has numbers in {listed(wrong)} that aren't finite; take another", argument="model.pretrained"
+            )
+        return cls(given, checkpoint.settings, checkpoint.identity, state)
 
     def weights(self) -> dict[str, Tensor]:
         """The network's state dict."""

@@ -4,7 +4,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import timm
 import torch
@@ -19,10 +19,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from zoo.attention.base import plain_options, weight_options
 from zoo.attention.damcha.method import switches_in
 from zoo.checkpoint.index import resolve
-from zoo.checkpoint.transfer import Fate, adapt_pictures
+from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError, listed
 from zoo.models.vision_transformer import VisionTransformer, attention_of, depth_of, is_ours
-from zoo.tasks.base import defaults_of, plain
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import (
     AccuracyOfBest,
@@ -34,6 +33,9 @@ from zoo.tasks.scores import (
     best,
     full_precision,
 )
+from zoo.tasks.settings import defaults_of, plain
+from zoo.tasks.start import StartOptions
+from zoo.tasks.vision_carry import adapt_pictures
 
 _KL_WEIGHT = 1e-4
 _SAME_NUMBERS = ("chunk_size", "off_diag_alpha_init")  # options of attention that a run may change
@@ -88,8 +90,7 @@ class ImageClassificationTask(ScoredTask):
         beta2: AdamW's second decay rate.
         warmup: share of the run's steps in which the learning rate rises to lr; then it falls along a cosine.
         min_lr: share of lr that is left at the end.
-        start: pretrained (here also the name of a timm model that has weights to download), on_mismatch, train,
-            layer_decay and compile, as of every task.
+        start: what the run starts from, and which part of the network is trained, as of every task.
     """
 
     network: Any  # of timm, which is untyped
@@ -115,7 +116,7 @@ class ImageClassificationTask(ScoredTask):
         beta2: float = 0.99,
         warmup: float = 0.1,
         min_lr: float = 0.0,
-        **start: Any,
+        **start: Unpack[StartOptions],
     ) -> None:
         super().__init__(lr, weight_decay, beta2, warmup, min_lr, **start)
         for argument, value, good, rule in (
@@ -128,7 +129,7 @@ class ImageClassificationTask(ScoredTask):
             if not good:
                 raise ZooError(f"model.{argument}: got {value!r}; {rule}")
         options = dict(options or {})
-        pretrained = self.hparams["pretrained"]
+        pretrained = self.settings["pretrained"]
         source = None if pretrained is None or name is not None else _Pretrained.find(pretrained)
         if source is not None:
             name, options = source.name, source.options | options
@@ -153,9 +154,10 @@ class ImageClassificationTask(ScoredTask):
                 f"model.attention: got {attention!r} for {name}, whose attention is timm's own; name a damcha_vit_* "
                 "model, or leave it out"
             )
-        self.save_hyperparameters("name", "options", "attention", "attention_options")
+        chosen = {"name": name, "options": options, "attention": attention, "attention_options": attention_options}
+        self.settings |= chosen
         if is_ours(name):
-            self.network_of(plain(self.hparams))  # an attention or option that there isn't is refused here
+            self.network_of(plain(self.settings))  # an attention or option that there isn't is refused here
         self._source = source
 
     # ------------------------------------------------------------------ the network
@@ -163,24 +165,27 @@ class ImageClassificationTask(ScoredTask):
     @property
     def input_config(self) -> dict[str, Any]:
         """What pictures the model was made for: input_size (C, H, W), mean, std, interpolation and crop_pct."""
-        given, fitting = self.hparams["pretrained"], self._trainer is not None and self._trainer.state.fn == "fit"
+        given, fitting = self.settings["pretrained"], self._trainer is not None and self._trainer.state.fn == "fit"
         if self._source is not None:
             config = dict(self._source.input_config)
         else:
-            config = _made_for(self.hparams["name"])
+            config = _made_for(self.settings["name"])
             if fitting and given is not None and (Path(given).is_file() or timm.is_model(given)):
                 weights = _Pretrained.find(given).input_config  # a resumed run may do without the file
                 config |= {name: weights[name] for name in ("mean", "std")}
-        size = self.hparams["options"].get("img_size")
+        size = self.settings["options"].get("img_size")
         if size is not None:
             height, width = (size, size) if isinstance(size, int) else size
             config["input_size"] = (config["input_size"][0], height, width)
         return config
 
+    def data_wishes(self) -> dict[str, Any]:
+        return self.input_config
+
     @property
     def network_arguments(self) -> dict[str, Any]:
         """What timm makes the network with, beyond what the data decide."""
-        h = self.hparams
+        h = self.settings
         found = dict(h["options"])
         if h["attention"] is not None:
             found["attention"] = h["attention"]
@@ -216,7 +221,7 @@ class ImageClassificationTask(ScoredTask):
     def build(self, identity: Mapping[str, Any]) -> None:
         if identity.get("kind") != "images":
             raise ZooError(f"identity: got kind {identity.get('kind')!r}; a picture task needs pictures")
-        h = self.hparams
+        h = self.settings
         self.classes: list[str] = identity["classes"]
         options = self.network_arguments
         cfg = timm.get_pretrained_cfg(h["name"])
@@ -274,16 +279,16 @@ class ImageClassificationTask(ScoredTask):
 
     @property
     def network_name(self) -> str:
-        return self.hparams["name"]
+        return self.settings["name"]
 
     def find_pretrained(self) -> Pretrained:
-        return self._source or _Pretrained.find(self.hparams["pretrained"])
+        return self._source or _Pretrained.find(self.settings["pretrained"])
 
-    def _take_settings(self, theirs: Mapping[str, Any]) -> dict[str, str]:
+    def take_settings(self, theirs: Mapping[str, Any]) -> dict[str, str]:
         """Those left out were taken when the task was made; returns the others that differ."""
         if not theirs:  # weights of timm's
             return {}
-        here, there = self.network_of(plain(self.hparams)), self.network_of(theirs)
+        here, there = self.network_of(plain(self.settings)), self.network_of(theirs)
         if here["name"] != there["name"]:
             return {"model.name": f"{here['name']} here, {there['name']} there"}
         other: dict[str, str] = {}
@@ -297,10 +302,10 @@ class ImageClassificationTask(ScoredTask):
             }
         return other
 
-    def _other_data(self, source: Pretrained) -> list[str]:
-        return super()._other_data(source) if source.identity else []
+    def other_data(self, source: Pretrained) -> list[str]:
+        return super().other_data(source) if source.identity else []
 
-    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[Fate]]:
+    def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
         classes = source.identity.get("classes")
         heads = [name.removesuffix(".") for name in self.heads()]
         return adapt_pictures(self.network, source.weights(), classes, self.classes, heads)
@@ -318,7 +323,7 @@ class ImageClassificationTask(ScoredTask):
             loss = F.cross_entropy(full_precision(self(mixed)), shares)
         else:
             logits = full_precision(self(image))
-            loss = F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
+            loss = F.cross_entropy(logits, target, label_smoothing=self.settings["label_smoothing"])
         self.log("train/loss", loss, prog_bar=True, batch_size=len(image))
         if isinstance(self.network, VisionTransformer):
             loss = self.with_auxiliary(loss, self.network.auxiliary_losses())
@@ -411,12 +416,14 @@ class _Pretrained(Pretrained):
             return cls.read(given, f"{ImageClassificationTask.__module__}.{ImageClassificationTask.__qualname__}")
         if not timm.is_model(given):
             raise ZooError(
-                f"model.pretrained: got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
-                "file, or one of timm.list_pretrained()"
+                f"got {given!r}, which is neither a checkpoint file nor a timm model; name a .ckpt "
+                "file, or one of timm.list_pretrained()",
+                argument="model.pretrained",
             )
         if given.split(".")[0] not in {name.split(".")[0] for name in timm.list_pretrained()}:
             raise ZooError(
-                f"model.pretrained: {given} has no weights to download; to train it anew, give it as model.name"
+                f"{given} has no weights to download; to train it anew, give it as model.name",
+                argument="model.pretrained",
             )
         _check_name(given, "model.pretrained")
         return cls(given, {}, {}, {})
@@ -435,8 +442,9 @@ class _Pretrained(Pretrained):
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ZooError(
-                f"model.pretrained: the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
-                "name a checkpoint file"
+                f"the weights of {self.given} couldn't be had ({reason}); connect to a network, or "
+                "name a checkpoint file",
+                argument="model.pretrained",
             ) from None
         self.state = cast(dict[str, Tensor], network.state_dict())
         return self.state

@@ -492,8 +492,9 @@ def check_packed_layers(module: nn.Module, state_dict: Mapping[str, Any], prefix
 def _mismatch(found: Mapping[str, Sequence[str]]) -> CheckpointMismatchError:
     layers = " | ".join(f"{path}: {'; '.join(differences)}" for path, differences in found.items())
     return CheckpointMismatchError(
-        f"checkpoint: made for another graph or another layer than this, so it was not loaded. {layers}. Load a "
-        "checkpoint of the same graph and sizes, or build the layer from those the checkpoint was made with"
+        f"made for another graph or another layer than this, so it was not loaded. {layers}. Load a "
+        "checkpoint of the same graph and sizes, or build the layer from those the checkpoint was made with",
+        argument="checkpoint",
     )
 
 

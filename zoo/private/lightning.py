@@ -1,5 +1,6 @@
-"""What Lightning does wrong with runs of this zoo, put right; the one place that reaches into it."""
+"""Lightning's private names: what it does wrong with runs of this zoo, put right, and what it tells nobody."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,22 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
+
+
+def checkpoint_to_load(trainer: pl.Trainer) -> str | Path | None:
+    """The checkpoint that a run is going to load, before it does; None for a run that begins.
+
+    ``fit(ckpt_path=...)`` hands it from function to function, and keeps it only once it is being loaded, when the model
+    has been made. So it is looked up in ``Trainer._run``, which is running, and by then knows what last, best and hpc
+    stand for.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is pl.Trainer._run.__code__ and frame.f_locals.get("self") is trainer:
+            found: str | Path | None = frame.f_locals["ckpt_path"]
+            return found
+    return trainer.ckpt_path
 
 
 def close_finished_epoch(trainer: pl.Trainer) -> None:

@@ -1,4 +1,4 @@
-"""Weights carried over to another vocabulary and to another graph, by name."""
+"""Weights carried over to another graph, by the names of its nodes."""
 
 from types import SimpleNamespace
 
@@ -8,90 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo.checkpoint.transfer import adapt_table, adapt_text, weights_digest
 from zoo.errors import ZooError
 from zoo.graph import parse_adjacency
-from zoo.models.decoder import LanguageModel
 from zoo.models.graph_tokens import GraphTokenModel
-from zoo.tokenizer import END_OF_TEXT, ByteTokenizer, train_bpe
-
-CODE = ["def alpha(beta):\n    return beta + 1\n" * 20]
-PLAY = ["Enter the king, and his alpha train. Now beta speaks: grün\n" * 20]
-TOKENIZERS = {"byte": ByteTokenizer(), "code": train_bpe(CODE, 290), "play": train_bpe(PLAY, 300)}
+from zoo.tasks.graph_carry import adapt_table
 
 
-def by_tensor(fates):
-    found = {fate.tensor: fate for fate in fates}
-    assert len(found) == len(fates)
+def by_tensor(transfers):
+    found = {transfer.tensor: transfer for transfer in transfers}
+    assert len(found) == len(transfers)
     return found
-
-
-# ---------------------------------------------------------------------- text
-
-
-def language_model(tokenizer, seed=0, **options):
-    torch.manual_seed(seed)
-    return LanguageModel(tokenizer.vocab_size, 8, 2, 16, 2, mlp_hidden=[4], **{"dropout": 0.0, **options}).eval()
-
-
-def text_of(tokenizer, i):
-    return tokenizer.token_bytes[i] or END_OF_TEXT
-
-
-def expected_row(rows, there, here, i):
-    """As written down: the row of the same text, or the mean of the rows of its pieces."""
-    text = text_of(here, i)
-    for j in range(there.vocab_size):
-        if text_of(there, j) == text:
-            return rows[j]
-    try:
-        pieces = there.encode(text.decode())
-    except UnicodeDecodeError:
-        pieces = [there.token_bytes.index(bytes([byte])) for byte in text]
-    return sum(rows[j] for j in pieces) / len(pieces)
-
-
-@pytest.mark.parametrize(("there", "here"), [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b])
-def test_rows_go_by_the_text_of_their_token(there, here):
-    old, new = TOKENIZERS[there], TOKENIZERS[here]
-    source, target = language_model(old), language_model(new, seed=1)
-    state, fates = adapt_text(target, source.state_dict(), old, new)
-    for name in ("embedding.weight", "head.weight"):
-        for i in range(new.vocab_size):
-            torch.testing.assert_close(state[name][i], expected_row(source.state_dict()[name], old, new, i))
-        assert by_tensor(fates)[name].fate == "moved"
-    rest = {fate.fate for fate in fates if fate.tensor not in ("embedding.weight", "head.weight")}
-    assert rest == {"kept"}
-    target.load_state_dict(state, strict=True)
-
-
-def test_the_same_vocabulary_is_kept_whole():
-    tokenizer = TOKENIZERS["code"]
-    source, target = language_model(tokenizer), language_model(tokenizer, seed=1)
-    state, fates = adapt_text(target, source.state_dict(), tokenizer, tokenizer)
-    assert {fate.fate for fate in fates} == {"kept"}
-    target.load_state_dict(state)
-    tokens = torch.arange(20)[None]
-    assert torch.equal(source(tokens), target(tokens))
-
-
-def test_tied_and_learned_and_deeper():
-    old, new = TOKENIZERS["code"], TOKENIZERS["play"]
-    options = {"tie_embeddings": True, "positions": "learned"}
-    source = language_model(old, max_len=32, **options)
-    torch.manual_seed(1)
-    target = LanguageModel(new.vocab_size, 8, 2, 16, 3, mlp_hidden=[4], max_len=48, **options)
-    before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
-    state, fates = adapt_text(target, source.state_dict(), old, new)
-    assert torch.equal(state["embedding.weight"], state["head.weight"])
-    assert torch.equal(state["position_embedding.weight"][:32], source.state_dict()["position_embedding.weight"])
-    assert torch.equal(state["position_embedding.weight"][32:], before["position_embedding.weight"][32:])
-    assert "32 of 48 positions" in by_tensor(fates)["position_embedding.weight"].note
-    assert by_tensor(fates)["decoder.layers.2.norm1.weight"].fate == "new"
-    assert torch.equal(state["decoder.layers.2.attention.W_v.weight"], before["decoder.layers.2.attention.W_v.weight"])
-
-
-# ---------------------------------------------------------------------- tables
 
 
 def table(edges, problem="binary", classes=("no", "yes"), targets=("y",)):
@@ -114,9 +40,9 @@ def graph_model(of, seed=0, readout="all"):
 
 def carried(source, there, here, renamed=None, readout=("all", "all")):
     target = graph_model(here, seed=1, readout=readout[1])
-    state, fates = adapt_table(target, source.state_dict(), there.identity, here.identity, readout, renamed or {})
+    state, transfers = adapt_table(target, source.state_dict(), there.identity, here.identity, readout, renamed or {})
     target.load_state_dict(state, strict=True)
-    return target, by_tensor(fates)
+    return target, by_tensor(transfers)
 
 
 EDGES = [("a", "h"), ("b", "h"), ("b", "k"), ("c", "k"), ("h", "out"), ("k", "out")]
@@ -152,31 +78,33 @@ def test_rows_of_nodes_in_both_graphs_are_carried_over_and_no_others(pairs, othe
     there = table([(f"n{i}", f"n{j}") for i, j in pairs])
     here = table([(f"n{i}", f"n{j}") for i, j in others])
     source, fresh = graph_model(there), graph_model(here, seed=1)
-    target, fates = carried(source, there, here)
+    target, transfers = carried(source, there, here)
     for names, tensors in (("nodes", ("node_embedding", "readout_weight")), ("input_nodes", ("value_scale",))):
         old, new = getattr(there.spec, names), getattr(here.spec, names)
         for tensor in tensors:
             for i, name in enumerate(new):
                 wanted = source.state_dict()[tensor][old.index(name)] if name in old else fresh.state_dict()[tensor][i]
                 assert torch.equal(target.state_dict()[tensor][i], wanted), (tensor, name)
-    assert all(fates[name].fate == "kept" for name in fates if "proj" in name), "packed layers take any graph"
+    assert all(transfers[name].outcome == "kept" for name in transfers if "proj" in name), (
+        "packed layers take any graph"
+    )
     assert torch.equal(target.layers[0].attention.source_index, fresh.layers[0].attention.source_index)
 
 
 def test_what_is_new_and_gone_is_told_by_name():
     there, here = table(EDGES), table([*EDGES[1:], ("extra", "h")])
-    _, fates = carried(graph_model(there), there, here)
-    assert fates["value_scale"].note == "2 of 3 inputs by name, new: 'extra', gone: 'a'"
-    assert fates["edges"].note == "this graph's 6, 5 of them there too"
+    _, transfers = carried(graph_model(there), there, here)
+    assert transfers["value_scale"].note == "2 of 3 inputs by name, new: 'extra', gone: 'a'"
+    assert transfers["edges"].note == "this graph's 6, 5 of them there too"
 
 
 def test_readouts_go_by_the_node_that_is_read():
     there = table(EDGES)
     source = graph_model(there)
-    target, fates = carried(source, there, there, readout=("all", "outputs"))
+    target, transfers = carried(source, there, there, readout=("all", "outputs"))
     place = there.spec.nodes.index("out")
     assert torch.equal(target.readout_weight[0], source.readout_weight[place])
-    assert fates["readout_weight"].fate == "moved"
+    assert transfers["readout_weight"].outcome == "moved"
 
 
 def test_classes_in_another_order_give_the_same_answers():
@@ -185,14 +113,14 @@ def test_classes_in_another_order_give_the_same_answers():
     source = graph_model(three)
     target, _ = carried(source, three, table(EDGES, "multiclass", ("z", "w", "x")))
     torch.testing.assert_close(target(values)[:, [0, 2]], source(values)[:, [2, 0]])
-    target, fates = carried(source, three, table(EDGES, "multiclass", ("z", "w", "ex")), {"ex": "x"})
+    target, transfers = carried(source, three, table(EDGES, "multiclass", ("z", "w", "ex")), {"ex": "x"})
     torch.testing.assert_close(target(values)[:, [0, 2]], source(values)[:, [2, 0]])
-    assert fates["readout_bias"].note == "2 of 3 classes by name, new: 'w', gone: 'y'"
+    assert transfers["readout_bias"].note == "2 of 3 classes by name, new: 'w', gone: 'y'"
     two = table(EDGES)
     source = graph_model(two)
-    target, fates = carried(source, two, table(EDGES, classes=("yes", "no")))
+    target, transfers = carried(source, two, table(EDGES, classes=("yes", "no")))
     torch.testing.assert_close(target(values), -source(values))
-    assert fates["readout_weight"].fate == "moved"
+    assert transfers["readout_weight"].outcome == "moved"
 
 
 @pytest.mark.parametrize(
@@ -206,8 +134,8 @@ def test_classes_in_another_order_give_the_same_answers():
 )
 def test_another_question_gets_a_new_readout(other):
     there = table(EDGES)
-    target, fates = carried(graph_model(there), there, other)
-    assert fates["readout_weight"].fate == fates["readout_bias"].fate == "new"
+    target, transfers = carried(graph_model(there), there, other)
+    assert transfers["readout_weight"].outcome == transfers["readout_bias"].outcome == "new"
     assert torch.equal(target.readout_weight, graph_model(other, seed=1).readout_weight)
 
 
@@ -224,12 +152,3 @@ def test_names_that_are_nowhere_are_refused(renamed, message):
     there = table(EDGES)
     with pytest.raises(ZooError, match=rf"model\.renamed: .*{message}"):
         carried(graph_model(there), there, there, renamed)
-
-
-def test_the_digest_of_weights_is_theirs_alone():
-    state = {"b": torch.arange(3.0), "a": torch.tensor(1), "c": torch.zeros(0, 2, dtype=torch.bfloat16)}
-    first = weights_digest(state)
-    assert first == weights_digest(dict(reversed(state.items())))
-    for name, other in (("b", state["b"] + 1e-7), ("b", state["b"][None]), ("b", state["b"].double())):
-        assert first != weights_digest(state | {name: other})
-    assert first != weights_digest({("d" if name == "b" else name): tensor for name, tensor in state.items()})
