@@ -33,6 +33,11 @@ def find_config(name: str) -> Path:
     """
     wanted = name.removeprefix("configs/").removesuffix(".yaml")
     files = config_files()
+    folder, slash, rest = wanted.partition("/")
+    if slash and folder not in {full.partition("/")[0] for full in files}:
+        from zoo.families import families  # brings Lightning with it
+
+        wanted = next((f"{family.configs}/{rest}" for family in families() if family.name == folder), wanted)
     found = [full for full in files if wanted in (full, full.rpartition("/")[2])]
     if len(found) == 1:
         return files[found[0]]

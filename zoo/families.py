@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from datamodules.base import ZooDataModule
 from zoo.errors import ZooError, listed
+from zoo.registry import Registry
 from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
 from zoo.tasks.settings import defaults_of
 
@@ -16,21 +17,54 @@ Kind = TypeVar("Kind", bound=type)
 
 @dataclass(frozen=True)
 class Family:
-    """What trains together: a task's class and its data module's."""
+    """What belongs together. All else that differs between families, a task of it says: its example inputs, its
+    carry-over, and what the hub and an exported graph are told.
+
+    Args:
+        name: its name, on the shelf and for ``zoo list --family``.
+        task: its task's class.
+        data: its data module's class.
+        configs: the folder of its configs, where that has another name.
+    """
 
     name: str
     task: type[ZooTask]
     data: type[ZooDataModule]
+    configs: str | None = None
 
 
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("language", LanguageModelTask, TextDataModule),
-        Family("vision", ImageClassificationTask, ImageDataModule),
-        Family("graph", GraphPredictionTask, GraphTableDataModule),
-    )
-}
+FAMILIES: Registry[Family] = Registry("family", None, "damcha_zoo.families")
+
+
+def register_family(family: Family) -> Family:
+    """Make a family known; from then on checkpoints of its classes may be read.
+
+    Raises:
+        ZooError: if its name is taken.
+    """
+    return FAMILIES.register(family.name)(family)
+
+
+register_family(Family("language", LanguageModelTask, TextDataModule, configs="lm"))
+register_family(Family("vision", ImageClassificationTask, ImageDataModule, configs="vit"))
+register_family(Family("graph", GraphPredictionTask, GraphTableDataModule))
+
+
+def families() -> list[Family]:
+    """All families."""
+    return [FAMILIES.get(name) for name in FAMILIES.names()]
+
+
+def family_of(task: ZooTask) -> Family:
+    """The family of a task.
+
+    Raises:
+        ZooError: if it is of none.
+    """
+    for family in families():
+        if isinstance(task, family.task):
+            return family
+    raise ZooError(f"task: got {type(task).__name__}, which is of no family; register one with register_family")
 
 
 def class_path(kind: type) -> str:
@@ -48,7 +82,7 @@ def task_class(claim: Mapping[str, Any], where: object) -> type[ZooTask]:
     Raises:
         ZooError: if that is no task of this zoo, or a setting is none of that task's.
     """
-    kinds = {class_path(family.task): family.task for family in FAMILIES.values()}
+    kinds = {class_path(family.task): family.task for family in families()}
     return _registered(kinds, claim["task"], claim["settings"], where)
 
 
@@ -60,7 +94,7 @@ def data_class(claim: Mapping[str, Any], where: object) -> type[ZooDataModule] |
     """
     if claim["data"] is None:
         return None
-    kinds = {class_path(family.data): family.data for family in FAMILIES.values()}
+    kinds = {class_path(family.data): family.data for family in families()}
     return _registered(kinds, claim["data"]["class_path"], claim["data"]["init_args"], where)
 
 

@@ -29,11 +29,11 @@ class Registry(Generic[Item]):
 
     Args:
         what: what a thing is called in messages, such as ``attention``.
-        package: the package whose modules register themselves.
+        package: the package whose modules register themselves; None if whoever makes the register enters them.
         group: the group of entry points of other packages that do.
     """
 
-    def __init__(self, what: str, package: str, group: str) -> None:
+    def __init__(self, what: str, package: str | None, group: str) -> None:
         self.what, self._package, self._group = what, package, group
         self._items: dict[str, Item] = {}
         self._is_complete = False
@@ -92,9 +92,10 @@ class Registry(Generic[Item]):
             return
         self._is_complete = True  # what is imported now may ask for names itself
         try:
-            package = importlib.import_module(self._package)
-            for module in pkgutil.iter_modules(package.__path__, f"{self._package}."):
-                importlib.import_module(module.name)
+            if self._package is not None:
+                package = importlib.import_module(self._package)
+                for module in pkgutil.iter_modules(package.__path__, f"{self._package}."):
+                    importlib.import_module(module.name)
             for entry in entry_points(group=self._group):
                 entry.load()
             for file in filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)):

@@ -131,7 +131,7 @@ def test_unknown_names_and_families_are_answered_with_what_there_is(shelve):
     for load in (load_pretrained, zoo.create_model, entry_of):
         with pytest.raises(ZooError, match="name: got 'tinny'; the shelf has 'tiny'"):
             load("tinny")
-    with pytest.raises(ZooError, match="family: got 'audio'; must be language or vision or graph"):
+    with pytest.raises(ZooError, match="family: got 'audio', which is none; there are graph, language, vision"):
         list_models("audio")
 
 

@@ -27,7 +27,7 @@ from zoo.checkpoint.identity import check_plain, read_claim
 from zoo.checkpoint.index import read_index
 from zoo.cli import lightning_main, zoo_main
 from zoo.errors import ZooError
-from zoo.families import FAMILIES
+from zoo.families import families
 from zoo.tasks import ImageClassificationTask
 
 SHELF = Path(__file__).parents[2] / "checkpoints"
@@ -56,6 +56,7 @@ def names_of(kind: type) -> list[str]:
     return sorted(names - {"self", "args", "kwargs", "start"})
 
 
+FAMILIES = {family.name: family for family in families()}
 SETTINGS = [
     pytest.param(family, part, name, id=f"{family}-{part}-{name}")
     for family, record_ in FAMILIES.items()
@@ -229,7 +230,10 @@ def test_no_call_runs_what_a_checkpoint_says(family, place, strange, planted, se
     file = strange(family, place)
     data = TextDataModule(str(corpus), batch_size=4) if family == "language" else DATA[family]()
     for given in (file, file.as_uri(), f"{served}/{file.name}"):
-        for load in (FAMILIES[family].task.load_from_checkpoint, FAMILIES[family].data.load_from_checkpoint):
+        for load in (
+            FAMILIES[family].task.load_from_checkpoint,
+            FAMILIES[family].data.load_from_checkpoint,
+        ):
             with contextlib.suppress(ZooError):
                 load(given)
         trainer = pl.Trainer(**SILENT, limit_test_batches=1)

@@ -24,7 +24,7 @@ _METRIC = {
 }
 _ENTRY = {
     "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_]*$"},
-    "family": {"enum": ["language", "vision", "graph"]},
+    "family": {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"},
     "summary": _TEXT,
     "file": _FILE,
     "sha256": _HEX,

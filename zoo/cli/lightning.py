@@ -25,7 +25,7 @@ from zoo.attention.describe import describe, describe_all
 from zoo.callbacks import BestAndLastCheckpoint, PredictionWriter
 from zoo.checkpoint import Checkpoint
 from zoo.errors import ZooError, listed
-from zoo.families import FAMILIES, class_path, data_class, task_class
+from zoo.families import class_path, data_class, families, task_class
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")
@@ -115,6 +115,7 @@ class ZooCLI(LightningCLI):
 
     def __init__(self, args: ArgsType = None) -> None:
         quiet_advertisements()
+        families()  # those of ZOO_PLUGINS can then be named in configs
         set_parsing_settings(instantiate_subclass_spec_in_any=False)  # no setting of ours is an object to make
         super().__init__(
             ZooTask,
@@ -146,7 +147,7 @@ class ZooCLI(LightningCLI):
         if isinstance(given, list):
             _help_on_attention(given)
         if isinstance(given, list) and any(".help" in str(argument) for argument in given):
-            for family in FAMILIES.values():
+            for family in families():
                 family.data.name_sources()
         if isinstance(given, list) and given and not given[0].startswith("-"):
             path = _option(given, "--ckpt_path")

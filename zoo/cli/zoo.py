@@ -199,7 +199,7 @@ def _explain(chosen: argparse.Namespace) -> None:
 
 def _add_list(commands: Any) -> None:
     listing = commands.add_parser("list", help="what trained models there are", description="List the trained models.")
-    listing.add_argument("--family", choices=("language", "vision", "graph"), help="only these")
+    listing.add_argument("--family", metavar="NAME", help="only these: language, vision or graph")
     listing.add_argument("--json", action="store_true", help="all that the index says, as JSON")
     listing.set_defaults(run=_list)
 
@@ -208,6 +208,10 @@ def _list(chosen: argparse.Namespace) -> None:
     from zoo.checkpoint.index import read_index
 
     entries = [entry for entry in read_index().values() if chosen.family in (None, entry.family)]
+    if chosen.family is not None and not entries:
+        from zoo.families import FAMILIES
+
+        FAMILIES.get(chosen.family, "--family")
     if chosen.json:
         print(json.dumps([entry.to_dict() for entry in entries], indent=2, ensure_ascii=False))
         return

@@ -23,10 +23,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from safetensors import SafetensorError, safe_open
 from timm.models import save_for_hf
 from torch import Tensor
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
 from zoo.adapters import has_lora
-from zoo.catalogue import TASKS, load_pretrained, verify_file
+from zoo.catalogue import load_pretrained, verify_file
 from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import (
     CHECKPOINT_KEY,
@@ -42,7 +42,8 @@ from zoo.checkpoint.remote import is_address
 from zoo.checkpoint.transfer import weights_digest
 from zoo.checkpoint.writing import CheckedCheckpointIO
 from zoo.errors import CheckpointMismatchError, ZooError, listed
-from zoo.tasks import GraphPredictionTask, ImageClassificationTask, LanguageModelTask, ZooTask
+from zoo.families import class_path, families
+from zoo.tasks import ZooTask
 from zoo.tasks.claims import IDENTITY_TENSOR
 from zoo.tasks.pretrained import NETWORK, network_tensors
 from zoo.tasks.settings import plain
@@ -65,7 +66,6 @@ _OF_OTHER_WEIGHTS = (
     *("tag", "description", "license", "origin_url", "paper_name", "paper_ids", "notes"),
     *("label_names", "label_descriptions"),
 )
-_PIPELINES = {"language": "text-generation", "vision": "image-classification", "graph": "tabular-classification"}
 
 
 def export_model(name_or_path: str | Path, to: str, out: str | Path, overwrite: bool = False) -> list[str]:
@@ -231,7 +231,7 @@ def _write_hub_folder(
     task: ZooTask, claim: Mapping[str, Any], folder: Path, entry: Entry | None, name: str
 ) -> list[str]:
     folder.mkdir()
-    if isinstance(task, ImageClassificationTask):
+    if task.hub_library == "timm":
         checked = _write_timm_folder(task, claim, folder)
     else:
         sha256 = weights_digest(network_tensors(task.state_dict()))
@@ -242,7 +242,7 @@ def _write_hub_folder(
     return [", ".join(sorted(file.name for file in folder.iterdir())), *checked]
 
 
-def _write_timm_folder(task: ImageClassificationTask, claim: Mapping[str, Any], folder: Path) -> list[str]:
+def _write_timm_folder(task: ZooTask, claim: Mapping[str, Any], folder: Path) -> list[str]:
     """A folder for ``timm.create_model``, which is then asked for the model."""
     identity = claim["identity"]
     pictures = {
@@ -261,7 +261,7 @@ def _write_timm_folder(task: ImageClassificationTask, claim: Mapping[str, Any], 
                 _DIGEST: weights_digest(network_tensors(task.state_dict())),
                 CHECKPOINT_KEY: claim,
             },
-            model_args=claim["settings"]["options"],
+            model_args=task.network_arguments,
             data_config=pictures,
             safe_serialization=True,
         )
@@ -271,7 +271,7 @@ def _write_timm_folder(task: ImageClassificationTask, claim: Mapping[str, Any], 
         raise ZooError(
             f"--to: timm can't keep {claim['settings']['name']} in a folder ({_brief(error)}); use safetensors"
         ) from None
-    _, inputs, _ = _examples(task)
+    inputs = task.example_inputs().inputs
     worst = _largest_difference(task, inputs, again)
     return [f"timm loads it, largest difference {worst:.1g}"]
 
@@ -286,11 +286,7 @@ def _drop_origin(config: Path) -> None:
 
 def _card(task: ZooTask, claim: Mapping[str, Any], entry: Entry | None, name: str) -> str:
     """The card, with what the hub reads on top."""
-    family = next(family for family, kind in TASKS.items() if isinstance(task, kind))
-    pipeline = _PIPELINES[family]
-    if isinstance(task, GraphPredictionTask) and task.problem == "regression":
-        pipeline = "tabular-regression"
-    library = "timm" if family == "vision" else "pytorch"
+    pipeline, library = task.hub_pipeline, task.hub_library
     licence = "unknown" if entry is None else entry.licence.lower()
     if not licence.replace("-", "").replace(".", "").isalnum():
         licence = "other"  # more than one, in words: the card says which
@@ -304,7 +300,7 @@ def _card(task: ZooTask, claim: Mapping[str, Any], entry: Entry | None, name: st
             f"Identity of its data: {claim['digest']}"
         )
     use = f"    zoo import {name} --out {name}.ckpt\n    zoo verify {name}.ckpt\n"
-    if family == "vision":
+    if library == "timm":
         needs = "import timm, zoo  # which registers damcha_vit_*"
         use += f"\nor in Python\n\n    {needs}\n    model = timm.create_model('local-dir:{name}', pretrained=True)\n"
     return f"---\n{top}---\n\n{text}\n\n## From this folder\n\n{use}"
@@ -314,7 +310,7 @@ def _card(task: ZooTask, claim: Mapping[str, Any], entry: Entry | None, name: st
 
 
 def _write_program(task: ZooTask, claim: Mapping[str, Any], file: Path) -> list[str]:
-    _, inputs, _ = _examples(task)
+    inputs = task.example_inputs().inputs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch about itself
         torch.export.save(_traced(task, claim, "torch-export"), file, extra_files={"zoo.json": json.dumps(claim)})
@@ -326,7 +322,8 @@ def _write_program(task: ZooTask, claim: Mapping[str, Any], file: Path) -> list[
 def _write_onnx(task: ZooTask, claim: Mapping[str, Any], file: Path) -> list[str]:
     if sum(tensor.nbytes for tensor in task.network.state_dict().values()) > _PROTOBUF_BYTES:
         raise ZooError("--to: an onnx file holds 2 GB at the most, and these weights are more; use torch-export")
-    name, inputs, dynamic = _examples(task)
+    examples = task.example_inputs()
+    name, inputs, dynamic = examples.name, examples.inputs, examples.dynamic
     program = _traced(task, claim, "onnx")
     try:
         with warnings.catch_warnings():
@@ -354,18 +351,14 @@ def _write_onnx(task: ZooTask, claim: Mapping[str, Any], file: Path) -> list[str
 def _properties(task: ZooTask, claim: Mapping[str, Any]) -> dict[str, str]:
     """What an ONNX file says of itself, in JSON where it isn't one word."""
     found = {"task": claim["task"], "digest": claim["digest"], "identity": canonical_json(claim["identity"])}
-    if isinstance(task, LanguageModelTask):
-        found["tokens_digest"] = digest({"tokens": claim["identity"]["tokens"]})
-    else:
-        found["names"] = json.dumps(task.classes if isinstance(task, ImageClassificationTask) else task.names)
-    return {f"zoo.{name}": value for name, value in found.items()}
+    return {f"zoo.{name}": value for name, value in {**found, **task.graph_properties()}.items()}
 
 
 def _traced(task: ZooTask, claim: Mapping[str, Any], to: str) -> ExportedProgram:
-    _, inputs, dynamic = _examples(task)
+    examples = task.example_inputs()
     try:
         with torch.no_grad():
-            return torch.export.export(task.network, (inputs[0],), dynamic_shapes=(dynamic,))
+            return torch.export.export(task.network, (examples.inputs[0],), dynamic_shapes=(dict(examples.dynamic),))
     except Exception as error:  # whatever a model of timm's does that can't be traced
         raise ZooError(_inexpressible(claim, to, error)) from None
 
@@ -373,25 +366,6 @@ def _traced(task: ZooTask, claim: Mapping[str, Any], to: str) -> ExportedProgram
 def _inexpressible(claim: Mapping[str, Any], to: str, error: Exception) -> str:
     name = claim["settings"].get("name") or claim["task"].rpartition(".")[2]
     return f"--to: {name} can't be written as {to} ({_brief(error)}); safetensors and hub-folder keep any model"
-
-
-def _examples(task: ZooTask) -> tuple[str, list[Tensor], dict[int, Any]]:
-    """Name of the network's input, inputs of several sizes, and which of its axes may have any size."""
-    random = torch.Generator().manual_seed(0)
-    batch = Dim("batch")
-    if isinstance(task, LanguageModelTask):
-        longest: int = task.network.max_len
-        shapes = [(2, min(8, longest)), (1, 1), (3, min(24, longest))]
-        tokens = [torch.randint(task.network.vocab_size, shape, generator=random) for shape in shapes]
-        return "tokens", tokens, {0: batch, 1: Dim("length", max=longest)}
-    if isinstance(task, GraphPredictionTask):
-        n = len(task.network.input_index)
-        values = [torch.randn(rows, n, generator=random) for rows in (2, 1, 3)]
-        values[-1][0, 0], values[-1][1] = torch.nan, torch.nan  # nothing measured there
-        return "values", values, {0: batch}
-    identity = task.data_identity
-    shape = (identity["channels"], *identity["image_size"])
-    return "image", [torch.randn(n, *shape, generator=random) for n in (2, 1, 3)], {0: batch}
 
 
 def _largest_difference(task: ZooTask, inputs: Sequence[Tensor], other: Callable[[Tensor], Tensor]) -> float:
@@ -549,7 +523,7 @@ def _destination(
             "data, or --config, the YAML file of its model and data"
         )
     claim = found
-    kinds = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in TASKS.values()}
+    kinds = {class_path(family.task): family.task for family in families()}
     if claim["task"] not in kinds:
         raise ZooError(f"WEIGHTS: {weights} is of {claim['task']}, which is no task of this zoo; use one that is")
     try:

@@ -5,7 +5,8 @@ What a run starts from is in ``start``, what a checkpoint claims in ``claims``, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
@@ -39,6 +40,21 @@ from zoo.tasks.settings import defaults_of, plain
 from zoo.tasks.start import START_DEFAULTS, Start, StartOptions, check_start, settings_taken
 
 
+@dataclass(frozen=True)
+class ExampleInputs:
+    """Inputs of a network.
+
+    Args:
+        name: what a graph calls its input.
+        inputs: several, of different sizes.
+        dynamic: which of their axes may have any size, as ``torch.export`` takes it.
+    """
+
+    name: str
+    inputs: Sequence[Tensor]
+    dynamic: Mapping[int, Any]
+
+
 class ZooTask(pl.LightningModule, ABC):
     """A LightningModule whose network is built from the data's identity and saved with it.
 
@@ -68,6 +84,9 @@ class ZooTask(pl.LightningModule, ABC):
     free_settings: ClassVar[tuple[str, ...]] = ("pretrained", "on_mismatch", "renamed", "compile")
     """Names of the settings that may change when a run goes on, since nothing that is learned depends on them from
     then on. All others a run keeps from its beginning."""
+
+    hub_library: ClassVar[str] = "pytorch"
+    """The library that the hub says the model is for: timm where it is a model of timm's."""
 
     predictions_suffix: ClassVar[str] = ".csv"
     """What kind of file `lightning predict` writes if no path is given."""
@@ -139,6 +158,26 @@ class ZooTask(pl.LightningModule, ABC):
         """What settings mean, beyond the network, that a run keeps from its beginning."""
         full = defaults_of(cls) | dict(settings)
         return {name: full[name] for name in full if name not in {*cls.free_settings, *cls.network_settings}}
+
+    def example_inputs(self) -> ExampleInputs:
+        """What the network may be given, to write it as a graph and to compare what was written.
+
+        Raises:
+            ZooError: if the family has none.
+        """
+        raise ZooError(
+            f"{type(self).__name__} has no example inputs, so it can't be written as a graph; use safetensors",
+            argument="--to",
+        )
+
+    def graph_properties(self) -> dict[str, str]:
+        """What an exported graph is to say of its inputs or outputs, in JSON where it isn't one word."""
+        return {}
+
+    @property
+    def hub_pipeline(self) -> str:
+        """The hub's name for what the model does."""
+        return "other"
 
     def undecayed(self) -> set[str]:
         """Names of matrices that no decay applies to."""

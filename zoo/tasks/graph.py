@@ -1,5 +1,6 @@
 """The graph family's task."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Unpack
@@ -7,6 +8,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.export import Dim
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy, MultilabelAccuracy
 
@@ -14,6 +16,7 @@ from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.graph import AdjacencySpec
 from zoo.models.graph_tokens import GraphTokenModel
+from zoo.tasks.base import ExampleInputs
 from zoo.tasks.graph_carry import adapt_table
 from zoo.tasks.layers import layer_depths
 from zoo.tasks.pretrained import Pretrained
@@ -164,6 +167,19 @@ class GraphPredictionTask(ScoredTask):
         self.scores = torch.nn.ModuleDict(
             {split: metrics_for(self.problem, self.names, f"{split}/", unit) for split in ("val", "test")}
         )
+
+    def example_inputs(self) -> ExampleInputs:
+        random, n = torch.Generator().manual_seed(0), len(self.network.input_index)
+        values = [torch.randn(rows, n, generator=random) for rows in (2, 1, 3)]
+        values[-1][0, 0], values[-1][1] = torch.nan, torch.nan  # nothing measured there
+        return ExampleInputs("values", values, {0: Dim("batch")})
+
+    def graph_properties(self) -> dict[str, str]:
+        return {"names": json.dumps(self.names)}
+
+    @property
+    def hub_pipeline(self) -> str:
+        return "tabular-regression" if self.problem == "regression" else "tabular-classification"
 
     def depths(self) -> dict[str, int]:
         return layer_depths(self.network, "layers", stem=("node_embedding", "value_scale", "value_shift"))

@@ -9,15 +9,18 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.export import Dim
 from torchmetrics import MetricCollection
 
 from zoo.attention.base import Attention, plain_options, weight_options
 from zoo.attention.damcha import DamchaAttention
 from zoo.attention.damcha.method import SWITCHES, chosen_attention, switches_in
 from zoo.attention.damcha.metric import METRIC_OPTIONS
+from zoo.checkpoint.identity import digest
 from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
+from zoo.tasks.base import ExampleInputs
 from zoo.tasks.language_carry import adapt_text
 from zoo.tasks.layers import layer_depths
 from zoo.tasks.pretrained import Pretrained
@@ -241,6 +244,19 @@ class LanguageModelTask(ScoredTask):
         sizes = torch.tensor([len(piece) for piece in self.tokenizer.token_bytes])
         self.register_buffer("bytes_of_token", sizes, persistent=False)
         self.scores = torch.nn.ModuleDict({split: metrics_for(f"{split}/") for split in ("val", "test")})
+
+    def example_inputs(self) -> ExampleInputs:
+        random, longest = torch.Generator().manual_seed(0), self.network.max_len
+        shapes = [(2, min(8, longest)), (1, 1), (3, min(24, longest))]
+        tokens = [torch.randint(self.network.vocab_size, shape, generator=random) for shape in shapes]
+        return ExampleInputs("tokens", tokens, {0: Dim("batch"), 1: Dim("length", max=longest)})
+
+    def graph_properties(self) -> dict[str, str]:
+        return {"tokens_digest": digest({"tokens": self.data_identity["tokens"]})}
+
+    @property
+    def hub_pipeline(self) -> str:
+        return "text-generation"
 
     def depths(self) -> dict[str, int]:
         """What a stack shares belongs to the stem, whose output it reads; a tied embedding belongs to the head."""

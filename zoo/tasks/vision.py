@@ -1,6 +1,7 @@
 """The vision family's task."""
 
 import difflib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from timm.data import Mixup, resolve_data_config
 from timm.models import group_parameters
 from torch import Tensor, nn
+from torch.export import Dim
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -22,6 +24,7 @@ from zoo.checkpoint.index import resolve
 from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError, listed
 from zoo.models.vision_transformer import VisionTransformer, attention_of, depth_of, is_ours
+from zoo.tasks.base import ExampleInputs
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import (
     AccuracyOfBest,
@@ -94,6 +97,7 @@ class ImageClassificationTask(ScoredTask):
     """
 
     network: Any  # of timm, which is untyped
+    hub_library: ClassVar[str] = "timm"
     network_settings: ClassVar[tuple[str, ...]] = ("name", "options", "attention", "attention_options")
     mismatch_advice = (
         "To read pictures as the checkpoint does, set data.from_checkpoint to the checkpoint file; to fine-tune it on "
@@ -264,6 +268,18 @@ class ImageClassificationTask(ScoredTask):
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         if shape != (1, len(self.classes)):
             raise ValueError(f"it answers with {shape}, not with a number for each of {len(self.classes)} classes")
+
+    def example_inputs(self) -> ExampleInputs:
+        random, identity = torch.Generator().manual_seed(0), self.data_identity
+        shape = (identity["channels"], *identity["image_size"])
+        return ExampleInputs("image", [torch.randn(n, *shape, generator=random) for n in (2, 1, 3)], {0: Dim("batch")})
+
+    def graph_properties(self) -> dict[str, str]:
+        return {"names": json.dumps(self.classes)}
+
+    @property
+    def hub_pipeline(self) -> str:
+        return "image-classification"
 
     def depths(self) -> dict[str, int]:
         # timm numbers the blocks from the stem up; head and last norm come last
