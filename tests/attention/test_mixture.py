@@ -10,6 +10,7 @@ from torch import nn
 from zoo.attention.base import Masks, create_attention
 from zoo.attention.mixture import MixtureOptions
 from zoo.errors import ZooError
+from zoo.models.vision_transformer import VisionTransformer
 
 INF = float("inf")
 
@@ -120,6 +121,18 @@ def test_losses_train_the_router_and_are_absent_elsewhere():
     repository = layer(variant="damcha_repo").train()
     repository(torch.randn(2, 4, 12))
     assert repository.auxiliary_losses() == []
+
+
+def test_losses_keep_their_gradient_where_activations_are_computed_anew():
+    torch.manual_seed(0)
+    model = VisionTransformer(img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=2, attention="mixture")
+    pictures, found = torch.randn(2, 3, 8, 8), []
+    routers = [layer.router.weight for layer in model.attentions]
+    for again in (False, True):
+        model.set_grad_checkpointing(again)
+        loss = model(pictures).square().mean() + sum(value for value, _ in model.auxiliary_losses().values())
+        found.append(torch.autograd.grad(loss, routers))
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_layer_is_copied_and_pickled_after_a_step_of_training():

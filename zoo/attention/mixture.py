@@ -59,7 +59,7 @@ class MixtureAttention(Attention):
 
     Two terms keep the router in order while training: the load balance :math:`E \sum_i f_i P_i`, with f the share of
     choices and P the mean probability, and the z loss, the mean of :math:`(\log \sum_i e^{x W_r})^2`, both over real
-    tokens. Recomputed activations (gradient checkpointing) leave them without a gradient.
+    tokens.
 
     ``damcha_repo``: experts with keys and values of their own; gates are a softmax over the k best of the router's
     numbers; gated outputs stand side by side in the order of their gates, k dh wide. All E experts attend.
