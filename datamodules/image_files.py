@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import PIL
 from lightning.pytorch.utilities import rank_zero_warn
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
 from tqdm import tqdm
 
@@ -194,13 +194,16 @@ def pictures_of_files(
 # ---------------------------------------------------------------------- checking
 
 
-def stamp(file: str) -> tuple[int, int]:
-    """Size and time of a file's last change; -1 where there is none."""
+def stamp(file: str) -> tuple[int, int, int]:
+    """Size, and times of the last change of a file's bytes and of anything; -1 where there is none.
+
+    Programs set the first time back to what it was, as unpacking and copying do; the second nobody can.
+    """
     try:
         status = os.stat(file)
     except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def check_pictures(files: Sequence[str]) -> dict[int, str]:
@@ -208,7 +211,9 @@ def check_pictures(files: Sequence[str]) -> dict[int, str]:
 
     The outcome is kept in the cache. Next time, only pictures that were bad are looked at, while no file changed.
     """
-    kept = _kept_for("checked", f"{_CHECK} {PIL.__version__}", files)
+    # What Pillow reads depends on these two of its settings.
+    settings = f"{Image.MAX_IMAGE_PIXELS} {ImageFile.LOAD_TRUNCATED_IMAGES}"
+    kept = _kept_for("checked", f"{_CHECK} {PIL.__version__} {settings}", files)
     suspects: Iterable[int] = range(len(files))
     with suppress(OSError, ValueError, TypeError):  # not there, or damaged
         suspects = [number for number in json.loads(kept.read_text()) if number < len(files)]

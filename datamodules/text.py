@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import tokenizers
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -198,6 +199,7 @@ class TextDataModule(ZooDataModule):
         self.save_hyperparameters()
         self.window, self.batch_size = window, batch_size
         self._folder: Path | None = None
+        self._source: dict[str, Any] = {}
         self._tokenizer: Tokenizer | None = None
         if tokenizer not in ("byte", "bpe"):
             self._tokenizer = tokenizer_from_identity(Checkpoint.open(checkpoint).identity)
@@ -247,7 +249,7 @@ class TextDataModule(ZooDataModule):
 
     def _cached(self, corpus: Corpus, source: dict[str, Any]) -> Path:
         """The folder with the tokens of a corpus, filled if need be."""
-        h = self.hparams
+        h, self._source = self.hparams, source
         cache = Path(h["cache_dir"]).expanduser() if h["cache_dir"] else default_cache()
         key = {"format": _FORMAT, "content": source["sha256"]}
         key |= {name: h[name] for name in ("field", "val_fraction", "test_fraction", "split_seed", "encoding_errors")}
@@ -257,7 +259,7 @@ class TextDataModule(ZooDataModule):
             key["tokenizer"] = digest(self._tokenizer.identity())
             folder = cache / "text" / digest(key)[:32]
             if not (folder / "meta.json").is_file():
-                self._fill(folder, corpus, self._tokenizer, source)
+                self._fill(folder, corpus, self._tokenizer)
         except OSError as error:
             raise ZooError(
                 f"data.cache_dir: {cache} can't be used ({error.strerror}: {error.filename}); set data.cache_dir or "
@@ -269,7 +271,8 @@ class TextDataModule(ZooDataModule):
         if self.hparams["tokenizer"] == ByteTokenizer.kind:
             return ByteTokenizer()
         vocab_size = self.hparams["vocab_size"]
-        file = cache / "tokenizers" / f"{digest({**key, 'vocab_size': vocab_size})[:32]}.json"
+        what = {**key, "vocab_size": vocab_size, "tokenizers": tokenizers.__version__}
+        file = cache / "tokenizers" / f"{digest(what)[:32]}.json"
         if file.is_file():
             return tokenizer_from_identity(json.loads(file.read_text()))
         tokenizer = train_tokenizer(corpus, vocab_size)
@@ -279,12 +282,12 @@ class TextDataModule(ZooDataModule):
         os.replace(scratch.name, file)
         return tokenizer
 
-    def _fill(self, folder: Path, corpus: Corpus, tokenizer: Tokenizer, source: dict[str, Any]) -> None:
+    def _fill(self, folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
         try:
             counts = write_tokens(corpus, tokenizer, scratch)
-            identity = {"kind": "text", **tokenizer.identity(), "source": source}
+            identity = {"kind": "text", **tokenizer.identity()}
             (scratch / "meta.json").write_text(json.dumps({"identity": identity, "tokens": counts}))
             try:
                 scratch.rename(folder)
@@ -303,7 +306,8 @@ class TextDataModule(ZooDataModule):
         if self._folder is None:  # prepare_data ran in another process
             self._folder = self._cached(*self._corpus())
         meta = json.loads((self._folder / "meta.json").read_text())
-        self._identity, counts = meta["identity"], meta["tokens"]
+        # The same tokens may have come from elsewhere when they were written, so where from isn't kept with them.
+        self._identity, counts = meta["identity"] | {"source": self._source}, meta["tokens"]
         for split, count in counts.items():
             if count < self.window + 1:
                 raise ZooError(

@@ -57,7 +57,6 @@ def shelve(trained, tmp_path, monkeypatch):
         (folder / "tiny" / "card.md").write_text("# tiny\n\nWhat it is.\n")
         (folder / "index.json").write_text(json.dumps({"models": [record(file, **changes)]}))
         monkeypatch.setenv("ZOO_SHELF", str(folder))
-        read_index.__globals__["_read_index"].cache_clear()
         return file
 
     return make
@@ -84,6 +83,21 @@ def test_what_ships_is_what_the_index_says_and_has_a_card_with_its_figures(name)
     card = entry.card.read_text()
     assert f"{entry.metrics[0]['value']:.3f}" in card
     assert entry.command in card
+
+
+def test_an_index_that_changes_is_read_anew(shelve, monkeypatch, tmp_path):
+    file = shelve()
+    assert read_index()["tiny"].licence == "MIT"
+    read_index().clear()
+    shelve(licence="ISC")
+    assert read_index()["tiny"].licence == "ISC"
+    other = tmp_path / "elsewhere"
+    shutil.copytree(file.parents[1], other / "shelf")
+    (other / "shelf" / "index.json").write_text('{"models": []}')
+    monkeypatch.setenv("ZOO_SHELF", "shelf")
+    assert list_models() == ["tiny"]
+    monkeypatch.chdir(other)
+    assert list_models() == []
 
 
 # ---------------------------------------------------------------------- by name

@@ -15,7 +15,7 @@ from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from tests.checkpoint.test_index import record
 from tests.cli.test_lightning import QUIET, refused
 from zoo.catalogue import load_pretrained
-from zoo.checkpoint.index import _fetch_index, _read_index, entry_of, read_index, resolve
+from zoo.checkpoint.index import _fetch_index, entry_of, read_index, resolve
 from zoo.checkpoint.remote import default_cache, fetch, is_address, place_of, sha256_of
 from zoo.cli import zoo_main
 from zoo.errors import ZooError
@@ -327,7 +327,6 @@ def write_index(folder: Path, *models: dict, **fields: object) -> None:
 
 
 def forget() -> None:
-    _read_index.cache_clear()
     _fetch_index.cache_clear()
 
 

@@ -558,6 +558,22 @@ def test_pictures_are_checked_once_while_they_stay_as_they_are(folder, opened):
     assert len(opened) == 60
 
 
+def test_a_picture_with_the_size_and_time_of_another_is_checked(folder, opened):
+    ready(folder)
+    file = folder / "ant" / "000.png"
+    before = file.stat()
+    file.write_bytes(file.read_bytes()[::-1])
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "ant/000.png" in str(refusal(folder))
+
+
+def test_pictures_are_checked_again_by_another_limit_of_pillow(folder, opened, monkeypatch):
+    ready(folder)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10**6)
+    ready(folder)
+    assert len(opened) == 60
+
+
 def test_bad_pictures_are_looked_at_again_in_the_next_run(folder, opened):
     (folder / "ant" / "bad.png").touch()
     for _ in range(2):

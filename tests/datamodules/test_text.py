@@ -145,6 +145,25 @@ def test_a_checkpoint_as_tokenizer_gives_its_vocabulary_to_other_text(trained, t
 # ---------------------------------------------------------------------- the cache
 
 
+def test_tokens_made_before_serve_the_same_text_under_another_name(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("the same text\n" * 200)
+    identities = [ready(tmp_path / name).identity() for name in ("first", "second")]
+    assert [identity.pop("source")["name"] for identity in identities] == ["first", "second"]
+    assert identities[0] == identities[1]
+
+
+def test_a_tokenizer_is_learned_anew_by_another_version_of_the_library(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("some words of a text\n" * 200)
+    made, original = [], text_module.train_tokenizer
+    monkeypatch.setattr(text_module, "train_tokenizer", lambda *args: made.append(args) or original(*args))
+    for version in ("1", "1", "2"):
+        monkeypatch.setattr(text_module.tokenizers, "__version__", version)
+        ready(tmp_path / "a.txt", tokenizer="bpe", vocab_size=260, window=4)
+    assert len(made) == 2
+
+
 def test_tokens_are_made_once_and_again_for_changed_text_or_settings(tmp_path, monkeypatch):
     made = []
     original = text_module.write_tokens

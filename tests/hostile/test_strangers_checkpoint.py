@@ -24,7 +24,6 @@ from tests.checkpoint.test_index import record
 from tests.cli.test_lightning import QUIET
 from tests.tasks.test_language import SILENT
 from zoo.checkpoint.identity import check_plain, read_claim
-from zoo.checkpoint.index import read_index
 from zoo.cli import lightning_main, zoo_main
 from zoo.errors import ZooError
 from zoo.families import families
@@ -252,7 +251,6 @@ def test_no_shelf_runs_what_its_checkpoints_say(place, strange, planted, origina
     entry |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     (tmp_path / "index.json").write_text(json.dumps({"models": [entry]}))
     monkeypatch.setenv("ZOO_SHELF", str(tmp_path))
-    read_index.__globals__["_read_index"].cache_clear()
     run(["zoo", "verify", "tiny", "--metrics"], monkeypatch)
     run(["lightning", "test", "--ckpt_path", "tiny", "--trainer.fast_dev_run", "1", *QUIET], monkeypatch)
 

@@ -133,8 +133,19 @@ def _fetch_index(address: str, folder: Path) -> Path:
     return fetch(address, fresh=True)
 
 
-@cache
 def _read_index(file: Path, origin: str | None) -> dict[str, Entry]:
+    try:
+        about = file.stat()
+    except OSError:
+        stamp = None
+    else:
+        stamp = about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+    return dict(_parsed_index(file.absolute(), origin, stamp))
+
+
+@cache
+def _parsed_index(file: Path, origin: str | None, stamp: object) -> dict[str, Entry]:
+    """Once for a file as it is; ``stamp`` is another one after every change."""
     if not file.is_file():
         raise ZooError(
             f"ZOO_SHELF: there is no {file}; set ZOO_SHELF to the checkpoints folder of a clone of the repository, or "
