@@ -22,7 +22,7 @@ import pandas as pd
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from datamodules.table_files import breast_cancer_edges, breast_cancer_table
+from datamodules.sources.breast_cancer import breast_cancer_edges, breast_cancer_table
 from datamodules.tables import GraphTableDataModule
 from zoo.tasks import GraphPredictionTask
 

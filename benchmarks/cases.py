@@ -306,6 +306,19 @@ for degree in (100, 200, 1000):
         [Aim("dense, fused", at_least=1.0)],
     )
 
+graph = power_law_graph(4000, 700)
+case(
+    "packed-dense-chunks",
+    f"packed attention, fwd + bwd, 4,000 nodes, {len(graph[0]) / 4000**2:.0%} of pairs, batch 2, chunk_size 262,144",
+    {
+        "zoo": packed(partial(PackedMultiheadAttention, *graph, 4000, 4000, WIDTH, HEADS, chunk_size=1 << 18), 4000, 2),
+        "chunk_size left out": packed(partial(PackedMultiheadAttention, *graph, 4000, 4000, WIDTH, HEADS), 4000, 2),
+        "dense, fused": packed(partial(DenseMasked, *graph, 4000, WIDTH, HEADS), 4000, 2),
+    },
+    rounds=3,
+    memory=["chunk_size left out", "dense, fused"],
+)
+
 
 # ---------------------------------------------------------------------- commands
 

@@ -15,7 +15,7 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from datamodules.table_files import breast_cancer_edges, breast_cancer_table
+from datamodules.sources.breast_cancer import breast_cancer_edges, breast_cancer_table
 
 SPLITS = {"train": 10, "val": 4}  # fonts; the others are for the test
 SIZE = 32

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from datamodules.table_columns import split_rows
-from datamodules.table_files import PBMC, Table, read_table
+from datamodules.splits import split_rows
+from datamodules.table_files import Table, read_table
 from datamodules.table_labels import encode_labels
 from datamodules.tables import GraphTableDataModule
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TARGET, help="default: %(default)s")
     out = parser.parse_args().out
-    table = read_table(PBMC, "data.features")
+    table = read_table("pbmc68k_reduced", "data.features")
     cells = training_cells(table)
     edges = module_edges(table.take(table.columns).to_numpy()[cells], table.columns)
     edges.to_csv(out, index=False, lineterminator="\n")

@@ -9,7 +9,7 @@ holds all of them. What a language model's bits per byte are to be held against.
 import lzma
 
 from datamodules import TextDataModule
-from datamodules.base import SPLITS
+from datamodules.splits import SPLITS
 
 
 def compressed(data: bytes) -> int:

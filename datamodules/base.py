@@ -1,5 +1,8 @@
 """What the data modules of all families share."""
 
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import lightning.pytorch as pl
@@ -7,11 +10,11 @@ import torch
 from torch.utils.data import Dataset
 
 from datamodules.loaders import ResumableLoader, ShuffledSampler, StillSampler
+from datamodules.sources.base import describe
 from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import digest
 from zoo.errors import CheckpointMismatchError, ZooError
-
-SPLITS = ("train", "val", "test")
+from zoo.registry import Registry
 
 
 class ZooDataModule(pl.LightningDataModule):
@@ -23,8 +26,24 @@ class ZooDataModule(pl.LightningDataModule):
     kept_settings: ClassVar[tuple[str, ...]] = ("batch_size", "split_seed", "val_fraction", "test_fraction")
     """Names of the settings that a run keeps from its beginning: with others it would go on with other samples."""
 
+    sources: ClassVar[Registry[Any]]
+    """The register that ``source`` names something of."""
+
     batch_size: int
     _identity: dict[str, Any] | None = None
+    _wishes: Mapping[str, Any] = MappingProxyType({})
+
+    def suit(self, wishes: Mapping[str, Any]) -> None:
+        """Make the data as a model wants it, where neither an argument nor a checkpoint says otherwise.
+
+        The tasks of this zoo call it themselves as a run begins. For a model of another kind, and to set up data
+        without a trainer, call it before ``setup``; what is set up already stays.
+
+        Args:
+            wishes: of a model of pictures: input_size (C, H, W), mean, std, interpolation and crop_pct, any of them, as
+                in timm's records. Text and tables take nothing from a model.
+        """
+        self._wishes = wishes
 
     def identity(self) -> dict[str, Any]:
         """The data identity: names in order and whatever rebuilds the model side, in JSON's types.
@@ -35,6 +54,14 @@ class ZooDataModule(pl.LightningDataModule):
         if self._identity is None:
             raise ZooError("identity: not known before setup; call prepare_data() and setup('fit') first")
         return self._identity
+
+    @classmethod
+    def name_sources(cls) -> None:
+        """Add to the docstring which names ``source`` takes, as the help is made of docstrings."""
+        text = re.sub(r"^            There are: .*\n", "", cls.__doc__ or "", flags=re.M)
+        told = f"            There are: {describe(cls.sources)}.\n"
+        pattern = re.compile(r"(^        source: .*?\n)(?=        \S|\n)", re.M | re.S)
+        cls.__doc__ = pattern.sub(lambda found: found[1] + told, text)
 
     @staticmethod
     def as_in_checkpoint(path: str) -> dict[str, Any]:

@@ -1,36 +1,35 @@
-"""Pictures from files: opened, checked and compared; what is embedded, and what torchvision fetches."""
+"""Pictures of a source or from files: opened, checked and compared."""
 
 import hashlib
-import http.client
 import json
 import os
-import socket
-import tarfile
 import tempfile
 import warnings
-import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import PIL
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
-from torchvision.datasets import CIFAR10, CIFAR100, MNIST, FashionMNIST
 from tqdm import tqdm
 
+from datamodules.folders import is_utf8
+from datamodules.sources.base import PictureData
+from datamodules.splits import SPLITS
+from zoo.checkpoint.identity import canonical_json
 from zoo.checkpoint.remote import default_cache
-from zoo.errors import ZooError
+from zoo.errors import ZooError, listed
 
-SETS: dict[str, Any] = {"cifar10": CIFAR10, "cifar100": CIFAR100, "mnist": MNIST, "fashion_mnist": FashionMNIST}
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # for some others Pillow runs programs of the machine
 _THINNEST = 100  # a picture so many times as long as wide would be huge once its short side is resized
 _MANY = 500  # from so many pictures on, checking them shows its progress
-_PATIENCE = 30.0  # seconds a server may be silent
 _CHECK = 1  # part of the cache key: raise it when other pictures become readable
 _TWINS = 1  # likewise, when other files count as the same
 _END = 4096  # bytes of a file that are compared before the whole
@@ -122,97 +121,74 @@ class Pictures:
             ) from None
 
 
-def load_digits() -> Pictures:
-    """Scikit-learn's 1,797 handwritten digits of 8 x 8 pixels."""
-    from sklearn.datasets import load_digits as load
+def pictures_of_source(data: PictureData, name: str) -> Pictures:
+    """What a named source gives, with a name for each picture.
 
-    data = load()
-    pixels = np.rint(data.images * (255 / 16)).astype(np.uint8)
-    return _in_memory("digits", pixels, data.target, [str(digit) for digit in data.target_names])
-
-
-def _in_memory(name: str, pixels: np.ndarray, targets: np.ndarray, classes: list[str], n_train: int = 0) -> Pictures:
-    """The first ``n_train`` pictures are for training and the rest for the test; 0: there are no splits."""
-    fingerprint = hashlib.sha256(pixels.tobytes())
+    Raises:
+        ZooError: if a file's name is no UTF-8.
+    """
+    targets, splits = np.asarray(data.labels, dtype=np.int64), None
+    if data.splits is not None:
+        splits = np.array([SPLITS.index(split) for split in data.splits], dtype=np.uint8)
+    if not isinstance(data.pictures, np.ndarray):
+        files = [os.path.abspath(path) for path in data.pictures]
+        folder = os.path.commonpath([os.path.dirname(file) for file in files])
+        ids = [os.path.relpath(file, folder).replace(os.sep, "/") for file in files]
+        labels, numbers = [data.classes[target] for target in targets], None if splits is None else splits.tolist()
+        return replace(pictures_of_files(folder, ids, labels, numbers, data.classes), name=name)
+    fingerprint = hashlib.sha256(data.pictures.tobytes())
     fingerprint.update(targets.astype("<i8").tobytes())
-    n = len(pixels)
-    splits = np.where(np.arange(n) < n_train, 0, 2).astype(np.uint8) if n_train else None
-    ids = [f"train/{i}" for i in range(n_train)] + [f"{'test' if n_train else name}/{i}" for i in range(n - n_train)]
-    return Pictures(name, ids, list(classes), targets.astype(np.int64), splits, fingerprint.hexdigest(), pixels=pixels)
+    seen: Counter[str] = Counter()
+    ids = []
+    for part in data.splits or [name] * len(targets):
+        ids.append(f"{part}/{seen[part]}")
+        seen[part] += 1
+    digest = fingerprint.hexdigest()
+    return Pictures(name, ids, list(data.classes), targets, splits, digest, pixels=data.pictures)
 
 
-# ---------------------------------------------------------------------- torchvision's sets
+def pictures_of_files(
+    folder: str,
+    ids: Sequence[str],
+    labels: Sequence[str] | None = None,
+    splits: Sequence[int | None] | None = None,
+    classes: Sequence[str] | None = None,
+) -> Pictures:
+    """Pictures in the order of their ids, so that it is the same on every machine.
 
-
-def set_root(path: str | None) -> Path:
-    """Where torchvision's sets are looked for, and put."""
-    return default_cache() / "images" if path is None else Path(path).expanduser()
-
-
-def _set_folder(source: str, root: Path) -> Path:
-    return root / getattr(SETS[source], "base_folder", SETS[source].__name__)
-
-
-def fetch_set(source: str, root: Path) -> None:
-    """Download a set by torchvision unless its folder is there; the folder gets its name once all is in it.
-
-    Raises:
-        ZooError: if it can't be downloaded, or not written.
-    """
-    folder = _set_folder(source, root)
-    if folder.is_dir():
-        return
-    patience = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_PATIENCE)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".downloading-", dir=root) as scratch:
-            SETS[source](scratch, download=True)
-            os.rename(Path(scratch, folder.name), folder)
-    except (OSError, RuntimeError, EOFError, http.client.HTTPException, tarfile.TarError, zlib.error) as error:
-        if folder.is_dir():  # another process was faster
-            return
-        raise ZooError(
-            f"data.download: {source} couldn't be downloaded to {root} ({_reason(error)}); try again where there is a "
-            f"network and room, or put the set's files there by hand: {_set_files(source, folder)}"
-        ) from None
-    finally:
-        socket.setdefaulttimeout(patience)
-
-
-def _set_files(source: str, folder: Path) -> str:
-    kind = SETS[source]
-    if hasattr(kind, "resources"):
-        return f"{', '.join(name.removesuffix('.gz') for name, _ in kind.resources)} in {folder / 'raw'}"
-    return f"{', '.join(name for name, _ in kind.train_list + kind.test_list)}, {kind.meta['filename']} in {folder}"
-
-
-def load_set(source: str, root: Path) -> Pictures:
-    """One of torchvision's sets, with its own test split.
+    Args:
+        folder: where they are.
+        ids: their paths below it.
+        labels: the class of each, by name.
+        splits: the split of each, by number.
+        classes: names of the classes in their order; left out, those there are, sorted.
 
     Raises:
-        ZooError: if it isn't there, or damaged.
+        ZooError: for names that are no UTF-8.
     """
-    folder = _set_folder(source, root)
-    if not folder.is_dir():
-        raise ZooError(
-            f"data.path: there is no {source} in {root} (no folder {folder.name}); --data.download true fetches it, or "
-            "name the folder that holds it"
-        )
-    try:
-        train, test = (SETS[source](str(root), train=training) for training in (True, False))
-        pixels = np.concatenate([np.asarray(part.data) for part in (train, test)])
-        targets = np.concatenate([np.asarray(part.targets) for part in (train, test)])
-        if any(len(part.data) != len(part.targets) for part in (train, test)):
-            raise ValueError("not a label for each picture")
-        if targets.min() < 0 or targets.max() >= len(train.classes):
-            raise ValueError("labels of no class")
-    except Exception as error:  # whatever torchvision meets in a damaged file
-        raise ZooError(
-            f"data.path: {source} in {folder} is incomplete or damaged ({_reason(error)}); delete that folder, and "
-            "--data.download true fetches it anew"
-        ) from None
-    return _in_memory(source, pixels, targets, train.classes, n_train=len(train.data))
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    ids = [ids[i] for i in order]
+    strange = [name for name in ids if not is_utf8(name)]
+    if strange:
+        raise ZooError(f"data.path: {len(strange)} names in {folder} are no UTF-8: {listed(strange)}; rename them")
+    files = [os.path.join(folder, name) for name in ids]
+    names = None if labels is None else [labels[i] for i in order]
+    numbers = None if splits is None else [splits[i] for i in order]
+    classes = sorted(set(names or ())) if classes is None else list(classes)
+    place = {name: i for i, name in enumerate(classes)}
+    fingerprint = hashlib.sha256()
+    for i, (name, file) in enumerate(zip(ids, files, strict=True)):
+        about = [name, stamp(file)[0], None if names is None else names[i], None if numbers is None else numbers[i]]
+        fingerprint.update(canonical_json(about).encode())
+    return Pictures(
+        os.path.basename(os.path.abspath(folder)),
+        ids,
+        classes,
+        None if names is None else np.array([place[name] for name in names], dtype=np.int64),
+        None if numbers is None else np.array(numbers, dtype=np.uint8),
+        fingerprint.hexdigest(),
+        files,
+    )
 
 
 # ---------------------------------------------------------------------- checking
@@ -334,3 +310,26 @@ def _digest_of(file: str) -> bytes | None:
     with suppress(OSError), open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()
     return None
+
+
+def warn_of_twins(
+    where: str, ids: Sequence[str], twins: Sequence[Sequence[int]], marks: np.ndarray, what: str, effect: str
+) -> None:
+    """Say which pictures are the same file under more than one mark.
+
+    Args:
+        where: what the line starts with.
+        ids: names of all pictures.
+        twins: groups of the same ones.
+        marks: of all pictures (n,): their classes or splits.
+        what: what marks are.
+        effect: what comes of it.
+    """
+    apart = [group for group in twins if len(set(marks[list(group)].tolist())) > 1]
+    if apart:
+        first = apart[0][0]
+        other = next(i for i in apart[0] if marks[i] != marks[first])
+        rank_zero_warn(
+            f"{where} has {len(apart):,} pictures more than once with different {what}, {effect}: {ids[first]!r} and "
+            f"{ids[other]!r} are the same file; keep one of each"
+        )

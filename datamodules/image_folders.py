@@ -1,6 +1,5 @@
 """Folders of pictures: which are classes, which are splits, and which may be either."""
 
-import hashlib
 import os
 import re
 from collections import Counter
@@ -8,14 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
-from datamodules.base import SPLITS
-from datamodules.folders import files_below, folders_in, is_utf8
-from datamodules.image_files import Pictures, stamp
+from datamodules.folders import files_below, folders_in
+from datamodules.image_files import Pictures, pictures_of_files
 from datamodules.image_labels import read_labels, refuse_missing
-from zoo.checkpoint.identity import canonical_json
+from datamodules.splits import SPLITS
 from zoo.errors import ZooError, listed
 from zoo.lookalikes import appearance, refuse_look_alikes
 
@@ -103,7 +100,7 @@ def find_classes(path: str, known: Collection[str] = ()) -> Pictures:
         ids += [f"{place}/{name}" for name in names]
         labels += [label] * len(names)
         splits += [split] * len(names)
-    pictures = _of_files(folder, ids, labels, None if splits[0] is None else splits)
+    pictures = pictures_of_files(folder, ids, labels, None if splits[0] is None else splits)
     _tell_of_layout(path, layout, files, outside)
     _tell_of_others(path, others)
     return pictures
@@ -131,7 +128,7 @@ def find_labelled(path: str, labels: str) -> Pictures:
     files = once["file"].tolist()
     ids = [file.removeprefix(folder + os.sep) for file in files]
     splits = [SPLITS.index(name) for name in once["split"]] if "split" in once else None
-    pictures = _of_files(folder, ids, once["label"].tolist(), splits)
+    pictures = pictures_of_files(folder, ids, once["label"].tolist(), splits)
     named = split_words({name.partition("/")[0] for name in ids if "/" in name})
     if splits is None and len(set(named.values())) > 1:
         rank_zero_warn(
@@ -150,7 +147,7 @@ def find_all(path: str) -> Pictures:
     """
     place = os.path.expanduser(path)
     if os.path.isfile(place):
-        return _of_files(os.path.dirname(place), [os.path.basename(place)])
+        return pictures_of_files(os.path.dirname(place), [os.path.basename(place)])
     others: Counter[str] = Counter()
     try:
         folder = _existing_folder(path)
@@ -160,7 +157,7 @@ def find_all(path: str) -> Pictures:
     if not ids:
         raise ZooError(f"data.path: there is no picture in {path} ({', '.join(_SUFFIXES)}); name another folder")
     _tell_of_others(path, others)
-    return _of_files(folder, ids)
+    return pictures_of_files(folder, ids)
 
 
 def _unreadable(path: str, error: OSError) -> ZooError:
@@ -355,35 +352,3 @@ def _tell_of_unnamed(labels: str, files: Sequence[str]) -> None:
             f"data.labels: {labels} doesn't name {len(beside):,} pictures beside those it names; they are left out, "
             f"such as {beside[0]!r}"
         )
-
-
-# ---------------------------------------------------------------------- pictures of files
-
-
-def _of_files(
-    folder: str, ids: Sequence[str], labels: Sequence[str] | None = None, splits: Sequence[int | None] | None = None
-) -> Pictures:
-    """Pictures in the order of their ids, so that it is the same on every machine."""
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    ids = [ids[i] for i in order]
-    strange = [name for name in ids if not is_utf8(name)]
-    if strange:
-        raise ZooError(f"data.path: {len(strange)} names in {folder} are no UTF-8: {listed(strange)}; rename them")
-    files = [os.path.join(folder, name) for name in ids]
-    names = None if labels is None else [labels[i] for i in order]
-    numbers = None if splits is None else [splits[i] for i in order]
-    classes = sorted(set(names or ()))
-    place = {name: i for i, name in enumerate(classes)}
-    fingerprint = hashlib.sha256()
-    for i, (name, file) in enumerate(zip(ids, files, strict=True)):
-        about = [name, stamp(file)[0], None if names is None else names[i], None if numbers is None else numbers[i]]
-        fingerprint.update(canonical_json(about).encode())
-    return Pictures(
-        os.path.basename(os.path.abspath(folder)),
-        ids,
-        classes,
-        None if names is None else np.array([place[name] for name in names], dtype=np.int64),
-        None if numbers is None else np.array(numbers, dtype=np.uint8),
-        fingerprint.hexdigest(),
-        files,
-    )

@@ -1,71 +1,41 @@
 """A CSV file that names pictures and their labels: read as the text it is, or refused by what is wrong with it."""
 
-import io
 import os
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from datamodules.base import SPLITS
+from datamodules.csv_reading import CsvFile
 from datamodules.folders import files_below
+from datamodules.splits import SPLITS
 from zoo.errors import ZooError, listed
 from zoo.lookalikes import appearance, refuse_look_alikes, spelt
 
 _COLUMNS = ("path", "label", "split")
-_SEPARATORS = {";": "semicolons", "\t": "tabs"}
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def read_labels(labels: str) -> pd.DataFrame:
     """The columns path, label and, if there is one, split; every cell is text, without the blanks around it.
 
     Raises:
-        ZooError: if there is no such file, it is no CSV in UTF-8, lacks a column or has it twice, has no rows, empty
-            cells, labels that only look the same, or other splits than train, val and test.
+        ZooError: if there is no such file, it is no CSV in UTF-8, lacks a column or has it twice, has no rows, cells
+            too many or too few, empty cells, labels that only look the same, or other splits than train, val and test.
     """
-    text = _text(labels)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            # a class may well be called NA, or 001
-            table = pd.read_csv(io.StringIO(text), header=None, dtype=str, keep_default_na=False, index_col=False)
-    except (ValueError, pd.errors.ParserWarning) as error:  # pandas' own errors are ValueErrors
-        reason = " ".join(str(error).split())[:200]
-        raise ZooError(f"data.labels: {labels} is no readable CSV ({reason}); write it again") from None
-    header = [name.strip() for name in table.iloc[0]]
-    table = table.iloc[1:].reset_index(drop=True)
+    file = CsvFile(Path(os.path.expanduser(labels)), "data.labels", delimiter=",")
+    file.refuse_other_delimiter()
+    table = file.texts()  # a class may well be called NA, or 001
+    header = [name.strip() for name in file.header]
     _refuse_header(labels, header, table.empty)
-    table = table[[header.index(name) for name in _COLUMNS if name in header]].copy()
+    table = table.iloc[:, [header.index(name) for name in _COLUMNS if name in header]].copy()
     table.columns = [name for name in _COLUMNS if name in header]
     for name in table:
         table[name] = table[name].str.strip()
         _refuse_cells(labels, table[name], ~table[name].isin(SPLITS) if name == "split" else table[name] == "")
     refuse_look_alikes(table["label"], f"data.labels: {labels}: labels")
     return table
-
-
-def _text(labels: str) -> str:
-    try:
-        with open(os.path.expanduser(labels), "rb") as file:
-            content = file.read()
-    except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise ZooError(f"data.labels: {labels} can't be read ({reason}); check the path") from None
-    if content.startswith(_UTF_16) or b"\0" in content:
-        raise ZooError(f"data.labels: {labels} is no readable CSV (it is UTF-16, or no text); save it as UTF-8")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        where = f"it is no UTF-8: byte {content[error.start]:#04x} at offset {error.start:,}"
-        raise ZooError(f"data.labels: {labels} is no readable CSV ({where}); save it as UTF-8") from None
-    head = text.lstrip().partition("\n")[0]
-    for separator, name in _SEPARATORS.items():
-        if "," not in head and separator in head:
-            raise ZooError(f"data.labels: {labels} has {name} between its columns; write it with commas")
-    return text
 
 
 def _refuse_header(labels: str, header: Sequence[str], empty: bool) -> None:

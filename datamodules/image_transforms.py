@@ -1,14 +1,13 @@
-"""From a picture to a tensor: how pictures look to a model, how they are varied in training, and their splits."""
+"""From a picture to a tensor: how pictures look to a model, and how they are varied in training."""
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.seed import isolate_rng
 from PIL import Image, ImageOps
 from timm.data import auto_augment as timm_policies
@@ -17,10 +16,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import Compose, v2
 
-from datamodules.base import SPLITS
 from datamodules.image_files import Pictures
 from datamodules.loaders import ShuffledSampler
-from zoo.errors import ZooError, listed
+from zoo.errors import ZooError
 
 
 @dataclass(frozen=True)
@@ -165,92 +163,3 @@ class PictureRows(Dataset[dict[str, Any]]):
                 image = self.transform(picture)
         item: dict[str, Any] = {"image": image, "id": self.pictures.ids[row]}
         return item if self.targets is None else item | {"target": int(self.targets[row])}
-
-
-# ---------------------------------------------------------------------- splits
-
-
-def split_pictures(
-    targets: np.ndarray,
-    classes: Sequence[str],
-    given: np.ndarray | None,
-    val_fraction: float,
-    test_fraction: float,
-    seed: int,
-    where: str = "data.path",
-) -> np.ndarray:
-    """0, 1 or 2 (train, val, test) for each picture; of each class about the same share goes into every split.
-
-    Args:
-        targets: class numbers (n,).
-        classes: their names.
-        given: splits (n,) that the data has; those of the three that it lacks are taken from its training pictures.
-        val_fraction: share of the training pictures that is taken for val.
-        test_fraction: share taken for test.
-        seed: decides which.
-        where: what an error starts with: the argument, and its value.
-
-    Raises:
-        ZooError: naming the classes that have too few pictures to be in every split.
-    """
-    splits = np.zeros(len(targets), dtype=np.uint8) if given is None else given.copy()
-    shares = {2: test_fraction, 1: val_fraction}
-    lacking = [number for number in shares if not (splits == number).any()]
-    training = np.flatnonzero(splits == 0)
-    counts = np.bincount(targets[training], minlength=len(classes))
-    few = [name for name, count in zip(classes, counts, strict=True) if 0 < count <= len(lacking)]
-    if few:
-        raise ZooError(
-            f"{where}: the classes {listed(few)} have fewer than {len(lacking) + 1} pictures, one for each of "
-            f"{', '.join(SPLITS[number] for number in (0, *sorted(lacking)))}; add pictures, or merge or drop classes"
-        )
-    chance = np.random.RandomState(seed)  # its numbers are the same in every version of NumPy
-    for number in np.flatnonzero(counts):
-        rows = chance.permutation(training[targets[training] == number])
-        left = len(rows)
-        for place, split in enumerate(lacking):
-            others = len(lacking) - place  # what still needs a picture: the training split, and val after test
-            n = min(max(1, round(shares[split] * len(rows))), left - others)
-            splits[rows[left - n : left]] = split
-            left -= n
-    return splits
-
-
-def tell_of_absent_classes(where: str, targets: np.ndarray, splits: np.ndarray | None, classes: Sequence[str]) -> None:
-    """Name the classes that the pictures of an evaluation, or of a held-out split, have none of.
-
-    Args:
-        where: what the line starts with.
-        targets: class numbers (n,).
-        splits: their splits (n,); None if all are for evaluation.
-        classes: names of all classes.
-    """
-    parts = {"": targets} if splits is None else {f"{SPLITS[number]} ": targets[splits == number] for number in (1, 2)}
-    for name, held in parts.items():
-        there = set(held.tolist())
-        absent = [label for i, label in enumerate(classes) if i not in there]
-        if there and absent:
-            rank_zero_info(f"{where} has no {name}pictures of {listed(absent)}, so that figures tell nothing of these")
-
-
-def warn_of_twins(
-    where: str, ids: Sequence[str], twins: Sequence[Sequence[int]], marks: np.ndarray, what: str, effect: str
-) -> None:
-    """Say which pictures are the same file under more than one mark.
-
-    Args:
-        where: what the line starts with.
-        ids: names of all pictures.
-        twins: groups of the same ones.
-        marks: of all pictures (n,): their classes or splits.
-        what: what marks are.
-        effect: what comes of it.
-    """
-    apart = [group for group in twins if len(set(marks[list(group)].tolist())) > 1]
-    if apart:
-        first = apart[0][0]
-        other = next(i for i in apart[0] if marks[i] != marks[first])
-        rank_zero_warn(
-            f"{where} has {len(apart):,} pictures more than once with different {what}, {effect}: {ids[first]!r} and "
-            f"{ids[other]!r} are the same file; keep one of each"
-        )

@@ -11,17 +11,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 from torchvision.transforms import Compose
 
-from datamodules.base import SPLITS, ZooDataModule
-from datamodules.image_files import (
-    SETS,
-    Pictures,
-    check_pictures,
-    fetch_set,
-    find_twins,
-    load_digits,
-    load_set,
-    set_root,
-)
+from datamodules.base import ZooDataModule
+from datamodules.image_files import Pictures, check_pictures, find_twins, pictures_of_source, warn_of_twins
 from datamodules.image_folders import find_all, find_classes, find_labelled
 from datamodules.image_transforms import (
     EpochSampler,
@@ -29,42 +20,21 @@ from datamodules.image_transforms import (
     PictureRows,
     evaluation_transform,
     policy,
-    split_pictures,
-    tell_of_absent_classes,
     training_transform,
-    warn_of_twins,
 )
 from datamodules.loaders import ResumableLoader
+from datamodules.sources.base import PICTURES, PictureSource, Usual, make_source
+from datamodules.splits import SPLITS, split_pictures, tell_of_absent_classes
 from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.lookalikes import refuse_look_alikes
 
 _INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
-
-
-@dataclass(frozen=True)
-class _Usual:
-    """What a source's pictures are like, and how they are varied in training, where nothing else says so."""
-
-    size: int
-    channels: int
-    crop: float = 1.0
-    hflip: float = 0.0
-    crop_scale: float = 1.0
-
-
-_SOURCES = {
-    "digits": _Usual(8, 1),
-    "cifar10": _Usual(32, 3, hflip=0.5, crop_scale=0.6),
-    "cifar100": _Usual(32, 3, hflip=0.5, crop_scale=0.6),
-    "mnist": _Usual(28, 1),
-    "fashion_mnist": _Usual(28, 1, hflip=0.5),
-    "folder": _Usual(224, 3, crop=0.9, hflip=0.5, crop_scale=0.35),
-}
+_FOLDER = Usual(224, 3, crop=0.9, hflip=0.5, crop_scale=0.35)  # what pictures of a user's folder are like
 
 
 class ImageDataModule(ZooDataModule):
-    """Pictures of classes: a set that is embedded or fetched, or your own folder.
+    """Pictures of classes: a set by name, embedded or fetched, or your own folder.
 
     Batches are dicts: "image" (B, channels, height, width) in float32, normalised; "target" (B,) in int64, places in
     the identity's classes; "id", a list of B texts: a picture's path below the folder, or split and number in a set.
@@ -80,28 +50,28 @@ class ImageDataModule(ZooDataModule):
     may be either is refused. Links are followed; files and folders whose names start with a dot are left out.
 
     Where size, normalisation, interpolation and crop are left out, they are the checkpoint's (from_checkpoint), or what
-    the model's weights were trained with, or what is usual for the source: sides of 8 (digits), 28 (mnist,
-    fashion_mnist), 32 (cifar10, cifar100) or 224 (folder), mean and std 0.5, bicubic, crop 1 (folder 0.9).
+    the model's weights were trained with, or what is usual for the source: sides of 224 and crop 0.9 for a folder, the
+    pictures' own size and crop 1 for a named set; mean and std 0.5, bicubic.
 
     Args:
-        source: digits (of scikit-learn, embedded), one of torchvision's sets, or a folder. auto: the folder if there is
-            a path, or digits; with from_checkpoint and no other path than the checkpoint's, the checkpoint's source.
-        path: the folder of pictures, or the folder that one of torchvision's sets is in; default for those: ZOO_CACHE
-            or the user's cache folder. For predict with from_checkpoint: any folder of pictures, or one file.
+        source: a named picture set, such as digits (of scikit-learn, embedded) or cifar10 (of torchvision), or folder.
+            auto: the folder if there is a path, or digits; with from_checkpoint and no other path than the
+            checkpoint's, the checkpoint's source.
+        path: the folder of pictures, or the folder that a fetched set is in; default for those: ZOO_CACHE or the user's
+            cache folder. For predict with from_checkpoint: any folder of pictures, or one file.
         labels: CSV file in UTF-8 with the columns path (below the folder, or absolute) and label, and if you like split
             (train, val or test), in place of class folders. Labels are text: 001, 1 and NA are three classes.
-        download: fetch one of torchvision's sets where it isn't there.
+        download: fetch the set where it isn't there.
         image_size: height and width that pictures are brought to, in pixels.
-        channels: 1 for greyscale, 3 for RGB; left out, the checkpoint's, or 1 for digits, mnist and fashion_mnist, 3
-            otherwise.
+        channels: 1 for greyscale, 3 for RGB; left out, the checkpoint's, or 3 for a folder, or what a named set has.
         mean: what is subtracted from pixels between 0 and 1: a number a channel, or one for all.
         std: what they are divided by then.
         interpolation: how pictures are resized: bilinear, bicubic or nearest.
         crop: share of the resized picture's short side that is kept, in the centre, in evaluation.
-        hflip: training: probability to mirror left and right; left out, 0.5 for cifar, fashion_mnist and folder, 0 for
-            digits and mnist.
+        hflip: training: probability to mirror left and right; left out, 0.5 for folder, or what is usual for the set:
+            0 for digits, say, which would become others.
         crop_scale: training: smallest share of a picture's area that a random crop keeps; 1 cuts out the centre as in
-            evaluation. Left out, 0.35 for folder, 0.6 for cifar, else 1.
+            evaluation. Left out, 0.35 for folder, or what is usual for the set.
         shift: training: how far pictures are moved at most, as a share of their side; what comes into sight is black.
         rotate: training: how many degrees they are turned at most, to either side.
         zoom: training: by what share they are enlarged or shrunk at most.
@@ -117,12 +87,14 @@ class ImageDataModule(ZooDataModule):
         from_checkpoint: a checkpoint (file, address or name of zoo list) whose classes, channels, size and
             normalisation are used. Validation, test and predict then use every picture of a folder the checkpoint
             wasn't trained on, or those in its test/.
+        source_options: what the named set has to be told, by name.
 
     Raises:
         ZooError: for an argument out of range, here; for pictures that can't be fetched, found, read or split, in
             ``prepare_data`` and ``setup``.
     """
 
+    sources = PICTURES
     kept_settings: ClassVar[tuple[str, ...]] = (
         *ZooDataModule.kept_settings,
         *("hflip", "crop_scale", "shift", "rotate", "zoom", "auto_augment", "random_erasing"),
@@ -130,7 +102,7 @@ class ImageDataModule(ZooDataModule):
 
     def __init__(
         self,
-        source: Literal["auto", "digits", "cifar10", "cifar100", "mnist", "fashion_mnist", "folder"] = "auto",
+        source: str = "auto",
         path: str | None = None,
         labels: str | None = None,
         download: bool = False,
@@ -154,6 +126,7 @@ class ImageDataModule(ZooDataModule):
         batch_size: int = 64,
         num_workers: int = 0,
         from_checkpoint: str | None = None,
+        source_options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._saved = _Saved.read(from_checkpoint) if from_checkpoint else None
@@ -161,9 +134,10 @@ class ImageDataModule(ZooDataModule):
         if self._saved is not None and self._same:  # before they are saved, as the next checkpoint needs them too
             path = path or self._saved.settings.get("path")
             labels = labels or self._saved.settings.get("labels")
+            source_options = source_options or self._saved.settings.get("source_options")
         self.save_hyperparameters()
         self._check_arguments()
-        self._check_place(path, labels)
+        self._set = self._named_set(path, labels, source_options)
         self.batch_size = batch_size
         self._found: tuple[bool, Pictures, np.ndarray] | None = None
         self._twins: list[list[int]] = []
@@ -176,14 +150,13 @@ class ImageDataModule(ZooDataModule):
     def as_in_checkpoint(path: str) -> dict[str, Any]:
         """Arguments with which other pictures are read as a checkpoint's were: its classes, size and normalisation."""
         # What the checkpoint's own pictures need, source and labels, is found in it again.
-        return {"from_checkpoint": path, "source": "auto", "labels": None}
+        return {"from_checkpoint": path, "source": "auto", "labels": None, "source_options": None}
 
     # ------------------------------------------------------------------ arguments
 
     def _check_arguments(self) -> None:
         h = self.hparams
         for name, choices in (
-            ("source", ("auto", *_SOURCES)),
             ("channels", (None, 1, 3)),
             ("interpolation", (None, *_INTERPOLATIONS)),
             ("on_bad_image", ("error", "skip")),
@@ -222,25 +195,31 @@ class ImageDataModule(ZooDataModule):
             source = own if same_path else "folder"
         return source, same_path and source == own
 
-    def _check_place(self, path: str | None, labels: str | None) -> None:
-        if self.source == "folder" and not path:
-            raise ZooError(f"data.path: got {path!r} with source folder; name the folder of pictures")
-        if self.source == "digits" and path is not None:
-            raise ZooError(
-                f"data.path: got {path!r} with source digits, which are embedded; leave data.path out, or set "
-                "data.source to folder"
-            )
-        if self.source != "folder" and labels is not None:
+    def _named_set(self, path: str | None, labels: str | None, options: dict[str, Any] | None) -> PictureSource | None:
+        """The named set that the pictures are of; None for a folder."""
+        if self.source == "folder":
+            if not path:
+                raise ZooError(f"data.path: got {path!r} with source folder; name the folder of pictures")
+            if options:
+                raise ZooError(f"data.source_options: got {options} with source folder, which has none; leave them out")
+            return None
+        found = make_source(PICTURES, self.source, path, options, also="auto and folder")
+        if labels is not None:
             raise ZooError(
                 f"data.labels: got {labels!r} with source {self.source}, which has its own; leave data.labels "
                 "out, or name the folder of these pictures with data.path"
             )
+        return found
+
+    @property
+    def _usual(self) -> Usual:
+        return _FOLDER if self._set is None else self._set.usual
 
     def _looks(self) -> Look:
-        """The first that is known: argument, checkpoint, the model's own configuration, what is usual."""
-        h, usual = self.hparams, _SOURCES[self.source]
+        """The first that is known: argument, checkpoint, the model's wishes, what is usual."""
+        h, usual = self.hparams, self._usual
         saved = {} if self._saved is None else self._saved.identity
-        model = getattr(getattr(self.trainer, "lightning_module", None), "input_config", None) or {}
+        model = self._wishes
         channels = h["channels"] or saved.get("channels") or usual.channels
         side = h["image_size"]
         size = [side, side] if side else saved.get("image_size") or list(model.get("input_size", ()))[1:]
@@ -263,9 +242,10 @@ class ImageDataModule(ZooDataModule):
 
     def prepare_data(self) -> None:
         """Fetch the set, if that was asked for; check the pictures of a folder, once for all processes."""
-        if self.source in SETS and self.hparams["download"]:
-            fetch_set(self.source, set_root(self.hparams["path"]))
-        elif self.source == "folder" and self.trainer is not None and self.trainer.state.fn is not None:
+        if self._set is not None:
+            if self.hparams["download"]:
+                self._set.fetch()
+        elif self.trainer is not None and self.trainer.state.fn is not None:
             self._find(self._wanted(self.trainer.state.fn.value))
 
     def _wanted(self, stage: str) -> Literal["split", "evaluate", "predict"]:
@@ -289,10 +269,9 @@ class ImageDataModule(ZooDataModule):
         return self._found[1:]
 
     def _pictures(self, without_labels: bool) -> Pictures:
-        if self.source == "digits":
-            return load_digits()
-        if self.source in SETS:
-            return load_set(self.source, set_root(self.hparams["path"]))
+        if self._set is not None:
+            pictures = pictures_of_source(self._set.read(), self._set.shown)
+            return replace(pictures, targets=None, splits=None) if without_labels else pictures
         path, labels = self.hparams["path"], self.hparams["labels"]
         if without_labels and labels is None:
             return find_all(path)
@@ -314,12 +293,13 @@ class ImageDataModule(ZooDataModule):
         if faults:
             first = ", ".join(f"{pictures.ids[row]!r} ({reason})" for row, reason in list(faults.items())[:5])
             more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-            found = f"{len(faults)} of {len(pictures)} pictures in {self.hparams['path']} can't be read: {first}{more}"
+            where = pictures.name if self._set is not None else self.hparams["path"]
+            found = f"{len(faults)} of {len(pictures)} pictures in {where} can't be read: {first}{more}"
             if self.hparams["on_bad_image"] == "error":
                 raise ZooError(f"data.path: {found}; mend or delete them, or set data.on_bad_image to skip")
             rank_zero_warn(f"{found}; they are skipped")
             if not good.any():
-                raise ZooError(f"data.path: no picture in {self.hparams['path']} can be read; name another folder")
+                raise ZooError(f"data.path: no picture in {where} can be read; name another folder")
         return good
 
     def _load(self, wanted: Literal["split", "evaluate", "predict"]) -> None:
@@ -454,7 +434,7 @@ class ImageDataModule(ZooDataModule):
         return PictureRows(pictures, rows, targets, self._look.channels, evaluation_transform(self._look))
 
     def _training_transform(self, look: Look) -> Compose:
-        h, usual = self.hparams, _SOURCES[self.source]
+        h, usual = self.hparams, self._usual
         return training_transform(
             look,
             usual.hflip if h["hflip"] is None else h["hflip"],

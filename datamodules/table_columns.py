@@ -1,8 +1,7 @@
-"""What the columns of a table become: measurements and splits."""
+"""What the columns of a table become: measurements."""
 
 import math
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from datamodules.base import SPLITS
 from datamodules.table_files import Table
 from zoo.errors import ZooError, listed
 from zoo.graph import AdjacencySpec
-from zoo.lookalikes import look_alikes, refuse_look_alikes, spelt
+from zoo.lookalikes import look_alikes, refuse_look_alikes
 
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}([.'\s]\d{3})+),\d+")
-_FOLDS = 20  # groups are dealt into so many folds, of which shares of the rows are made
 
 
 # ---------------------------------------------------------------------- measurements
@@ -169,117 +166,3 @@ def _check_measured(numbers: np.ndarray, training: np.ndarray, column: str, tabl
             f"{table.argument}: {table.name}: column {column!r} has no number in any {which}; drop it and set "
             "data.unmeasured_nodes to missing"
         )
-
-
-# ---------------------------------------------------------------------- splits
-
-
-def split_rows(
-    n: int,
-    val_fraction: float,
-    test_fraction: float,
-    seed: int,
-    classes: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
-) -> np.ndarray:
-    """0, 1 or 2 (train, val, test) for each of n rows.
-
-    Args:
-        n: number of rows.
-        val_fraction: share of the rows, or of the groups, in val.
-        test_fraction: share in test.
-        seed: decides which.
-        classes: class numbers (n,), kept at about the same share in every split.
-        groups: group names (n,), each of which goes into one split whole.
-
-    Raises:
-        ZooError: if there are too few rows, groups, or rows of a class.
-    """
-    if groups is not None:
-        return _split_groups(n, val_fraction, test_fraction, seed, classes, groups)
-    splits = np.zeros(n, dtype=np.uint8)
-    rest = np.arange(n)
-    for number, name, share in ((2, "test_fraction", test_fraction), (1, "val_fraction", val_fraction)):
-        held_out = _hold_out(rest, max(1, round(n * share)), seed, classes, f"data.{name}: got {share}")
-        splits[held_out] = number
-        rest = np.setdiff1d(rest, held_out)
-    return splits
-
-
-def _hold_out(rows: np.ndarray, n_held_out: int, seed: int, classes: np.ndarray | None, argument: str) -> np.ndarray:
-    from sklearn.model_selection import train_test_split
-
-    if classes is not None:
-        _, inverse, counts = np.unique(classes[rows], return_inverse=True, return_counts=True)
-        rows = rows[counts[inverse] > 1]  # the last row of a class stays in training
-    least = 1 if classes is None else len(np.unique(classes[rows]))
-    if not least <= n_held_out <= len(rows) - least:
-        kinds = "" if classes is None else f" of {least} classes"
-        raise ZooError(
-            f"{argument}, which makes {n_held_out} of {len(rows)} rows{kinds}; at least {least} must be held out and "
-            "as many left, so give more rows, another share, or data.split_column"
-        )
-    stratify = None if classes is None else classes[rows]
-    _, held_out = train_test_split(rows, test_size=n_held_out, random_state=seed, stratify=stratify)
-    return np.asarray(held_out)
-
-
-def _split_groups(
-    n: int, val_fraction: float, test_fraction: float, seed: int, classes: np.ndarray | None, groups: np.ndarray
-) -> np.ndarray:
-    from sklearn.model_selection import GroupShuffleSplit, StratifiedGroupKFold
-
-    n_groups = len(np.unique(groups))
-    n_folds = min(_FOLDS, n_groups) if classes is None else min(_FOLDS, n_groups, int(np.bincount(classes).max()))
-    if n_folds < 3:
-        raise ZooError(
-            f"data.group_column: got {n_groups} groups in {n} rows; three splits need 3 groups, and 3 rows of a "
-            "class, so give more or set data.split_column"
-        )
-    splits = np.zeros(n, dtype=np.uint8)
-    if classes is None:
-        n_test = min(max(1, round(n_groups * test_fraction)), n_groups - 2)
-        n_val = min(max(1, round(n_groups * val_fraction)), n_groups - 1 - n_test)
-        rest = np.arange(n)
-        for number, size in ((2, n_test), (1, n_val)):
-            shuffle = GroupShuffleSplit(n_splits=1, test_size=size, random_state=seed)
-            kept, held_out = next(shuffle.split(rest, groups=groups[rest]))
-            splits[rest[held_out]] = number
-            rest = rest[kept]
-        return splits
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a class rarer than there are folds
-        folds = [
-            held_out
-            for _, held_out in StratifiedGroupKFold(n_folds, shuffle=True, random_state=seed).split(
-                np.zeros(n), classes, groups
-            )
-        ]
-    # A group too large for a held-out split goes to training with its fold; a fold may also have come out empty.
-    folds = sorted((fold for fold in folds if len(fold)), key=lambda fold: len(fold) > 2 * n / n_folds)
-    n_test = min(max(1, round(n_folds * test_fraction)), len(folds) - 2)
-    n_val = min(max(1, round(n_folds * val_fraction)), len(folds) - 1 - n_test)
-    if n_test < 1 or n_val < 1:
-        raise ZooError(
-            "data.group_column: the groups are too unequal to be split; merge small ones or set data.split_column"
-        )
-    for number, chosen in ((2, folds[:n_test]), (1, folds[n_test : n_test + n_val])):
-        splits[np.concatenate(chosen)] = number
-    return splits
-
-
-def splits_of_column(values: "pd.Series[Any]", row_ids: Sequence[str]) -> np.ndarray:
-    """Splits as a column gives them: train, val or test in every row.
-
-    Raises:
-        ZooError: naming row and value, if it is anything else.
-    """
-    unknown = np.flatnonzero(~values.isin(SPLITS))
-    if unknown.size:
-        value = values.iloc[unknown[0]]
-        shown = spelt(value) if isinstance(value, str) else repr(value)
-        raise ZooError(
-            f"data.split_column: column {values.name!r} has {shown} in row {row_ids[unknown[0]]!r}; every row must "
-            "have train, val or test"
-        )
-    return np.array([SPLITS.index(value) for value in values], dtype=np.uint8)

@@ -1,10 +1,7 @@
 """Tables and edgelists from files: what is embedded, and what a user brings."""
 
-import codecs
-import csv
 import hashlib
 import importlib
-import importlib.util
 import os
 import warnings
 from collections import Counter
@@ -17,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from datamodules.csv_reading import DELIMITERS, CsvFile
+from datamodules.sources.base import TABLES, list_tables, make_source
 from zoo.errors import Kpnn2Error, ZooError, listed
 from zoo.graph import AdjacencySpec, parse_adjacency
 from zoo.lookalikes import appearance, refuse_look_alikes, spelt
@@ -25,67 +24,10 @@ if TYPE_CHECKING:
     TableLike: TypeAlias = str | pd.DataFrame
 else:
     TableLike = str  # of a class in the signature, the command line would read the file as that class's own config
-PBMC = "pbmc68k_reduced"  # as a name for data.features: the table that the scanpy package carries
-_DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_FORMATS = (*_DELIMITERS, ".parquet", ".h5ad")
+_FORMATS = (*DELIMITERS, ".parquet", ".h5ad")
 _UNPACK = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd", ".zip": "unzip"}
 _WORKBOOKS = (".xlsx", ".xlsm", ".xls", ".ods")
-_FIRST_BYTES = {  # of files that are no text, whatever their name says
-    b"\x1f\x8b": ".gz",
-    b"BZh": ".bz2",
-    b"\xfd7zXZ\0": ".xz",
-    b"\x28\xb5\x2f\xfd": ".zst",
-    b"PK\x03\x04": ".xlsx",
-    b"\xd0\xcf\x11\xe0": ".xls",
-    b"PAR1": ".parquet",
-    b"\x89HDF": ".h5ad",
-}
 IN_MEMORY = "<DataFrame>"  # what a checkpoint's settings say in place of a DataFrame
-
-
-# ---------------------------------------------------------------------- what is embedded
-
-
-def breast_cancer_table() -> pd.DataFrame:
-    """Scikit-learn's breast cancer table: 569 rows, 30 named measurements and the column "diagnosis" as text."""
-    from sklearn.datasets import load_breast_cancer
-
-    data = load_breast_cancer(as_frame=True)
-    names = np.array(data.target_names, dtype=object)
-    return data.data.assign(diagnosis=names[data.target])
-
-
-def breast_cancer_edges() -> pd.DataFrame:
-    """The graph in that table's column names: "worst radius" -> "radius" -> "size" -> "diagnosis", and so on."""
-    groups = {
-        "size": ("radius", "perimeter", "area"),
-        "shape": ("compactness", "concavity", "concave points", "symmetry", "fractal dimension"),
-        "surface": ("texture", "smoothness"),
-    }
-    edges = [(group, "diagnosis") for group in groups]
-    for group, features in groups.items():
-        for feature in features:
-            edges += [(feature, group)]
-            edges += [(column, feature) for column in (f"mean {feature}", f"{feature} error", f"worst {feature}")]
-    return pd.DataFrame(edges, columns=["source", "target"])
-
-
-def pbmc_file() -> Path:
-    """The 700 blood cells that the scanpy package carries, without importing it, which takes seconds.
-
-    Raises:
-        ZooError: if scanpy isn't installed, or has no such file.
-    """
-    found = importlib.util.find_spec("scanpy")
-    if found is None or not found.submodule_search_locations:
-        raise ZooError(
-            f"data.features: got {PBMC}, which comes with the scanpy package, and that isn't installed; "
-            "pip install 'damcha-zoo[bio]'"
-        )
-    path = Path(found.submodule_search_locations[0], "datasets", f"10x_{PBMC}.h5ad")
-    if not path.is_file():
-        raise ZooError(f"data.features: this version of scanpy has no {path}; pip install 'damcha-zoo[bio]'")
-    return path
 
 
 # ---------------------------------------------------------------------- reading
@@ -151,29 +93,35 @@ class Table:
         return names
 
 
-def read_table(features: TableLike | None, argument: str, as_text: Sequence[str | None] = ()) -> Table:
-    """Read a table from a file or a DataFrame; None is the embedded one.
+def read_table(
+    features: TableLike | Path, argument: str, as_text: Sequence[str | None] = (), title: str | None = None
+) -> Table:
+    """Read a table from a file, a DataFrame, or a source by name.
 
     Args:
-        features: a .csv, .tsv, .parquet or .h5ad file, ``pbmc68k_reduced``, a DataFrame, or None.
+        features: a .csv, .tsv, .parquet or .h5ad file, a DataFrame, or a name of ``list_tables()``.
         argument: what errors call it.
         as_text: columns of a .csv or .tsv that are taken as they stand: labels, ids, groups and splits, in which 007
             and NA are text.
+        title: what a named table is called.
 
     Raises:
         ZooError: if there is no such file, it can't be read, is empty, or has two columns of one name.
     """
-    if features is None or isinstance(features, pd.DataFrame):
-        name = "breast-cancer" if features is None else "DataFrame"
-        frame = _named_columns(breast_cancer_table() if features is None else features, argument, "the DataFrame")
+    if isinstance(features, str) and is_table_name(features):
+        source = make_source(TABLES, features, argument=argument)
+        features, title = source.read().table, source.shown
+    if isinstance(features, pd.DataFrame):
+        name = title or "DataFrame"
+        frame = _named_columns(features, argument, f"the table {title}" if title else "the DataFrame")
         if frame.index.name is not None and frame.index.name in as_text and frame.index.name not in frame.columns:
             frame = frame.reset_index()
         table = _plain_table(frame, argument, name, hashlib.sha256(_canonical_csv(frame)).hexdigest())
     else:
-        path = pbmc_file() if features == PBMC else _existing(features, argument, _FORMATS)
+        path = _existing(features, argument, _FORMATS)
         with open(path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        name = PBMC if features == PBMC else path.name
+        name = title or path.name
         if path.suffix.lower() == ".h5ad":
             table = _read_h5ad(path, argument, name, sha256)
         else:
@@ -183,27 +131,30 @@ def read_table(features: TableLike | None, argument: str, as_text: Sequence[str 
     return table
 
 
-def read_edges(edges: TableLike | None) -> AdjacencySpec:
-    """Read a graph from a file or a DataFrame with columns source and target; None is the embedded one.
+def read_edges(edges: TableLike | Path) -> AdjacencySpec:
+    """Read a graph from a file or a DataFrame with columns source and target.
 
     Raises:
         ZooError: if there is no such file, it can't be read, or it is no graph.
     """
-    if edges is None:
-        frame = breast_cancer_edges()
-    elif isinstance(edges, pd.DataFrame):
+    if isinstance(edges, pd.DataFrame):
         frame = edges
     else:
         # names are taken as they stand: "NA" and "007" may well be nodes
-        frame = _read_frame(_existing(edges, "data.edges", (*_DELIMITERS, ".parquet")), "data.edges", None)
+        frame = _read_frame(_existing(edges, "data.edges", (*DELIMITERS, ".parquet")), "data.edges", None)
     try:
         return parse_adjacency(frame)
     except Kpnn2Error as error:
-        where = f"{edges}: " if isinstance(edges, str) else ""
+        where = "" if isinstance(edges, pd.DataFrame) else f"{edges}: "
         raise Kpnn2Error(f"data.edges: {where}{error}") from None
 
 
-def _existing(name: str, argument: str, formats: Sequence[str]) -> Path:
+def is_table_name(given: str) -> bool:
+    """Whether a text is the name of a table, and no file."""
+    return not Path(given).suffix and given.isidentifier() and given in list_tables()
+
+
+def _existing(name: str | Path, argument: str, formats: Sequence[str]) -> Path:
     if name == IN_MEMORY:
         raise ZooError(
             f"{argument}: this checkpoint's table was a DataFrame, which it doesn't hold; name a file with {argument}"
@@ -247,122 +198,12 @@ def _named_columns(frame: pd.DataFrame, argument: str, where: str) -> pd.DataFra
 
 def _read_frame(path: Path, argument: str, as_text: Sequence[str | None] | None) -> pd.DataFrame:
     """A .csv, .tsv or .parquet file; ``as_text`` None leaves every cell of the first two as it stands."""
-    try:
-        if path.suffix.lower() == ".parquet":
-            return _named_columns(_read_parquet(path, argument), argument, str(path))
-        header = _check_rows(path, argument)
-        options: dict[str, Any] = {"dtype": str, "keep_default_na": False}
-        if as_text is not None:
-            # a converter, unlike a dtype, sees every cell, also those that pandas takes for missing values
-            options = {"converters": {i: str for i, name in enumerate(header) if name in as_text}, "low_memory": False}
-            options["float_precision"] = "round_trip"  # the default is off in the last bit of one number in many
-        delimiter = _DELIMITERS[path.suffix.lower()]
-        return pd.read_csv(
-            path, sep=delimiter, encoding="utf-8-sig", index_col=False, header=0, names=header, **options
-        )
-    except UnicodeDecodeError:
-        # an error of a stream counts from the start of its last block
-        raise ZooError(
-            f"{argument}: {path} has bytes that are no UTF-8, the first at offset {_first_odd_byte(path)}; convert it "
-            "(iconv -f CP1252 -t UTF-8 if it is of Windows)"
-        ) from None
-    except (csv.Error, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors
-        kind = {".csv": "CSV", ".tsv": "TSV"}.get(path.suffix.lower(), "Parquet")
-        reason = " ".join(str(error).split())
-        raise ZooError(f"{argument}: {path} is no readable {kind} ({reason}); write it again") from None
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise ZooError(f"{argument}: {path} can't be read ({reason}); check file and permissions") from None
-
-
-def _first_odd_byte(path: Path) -> int:
-    try:
-        path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        return error.start
-    raise ValueError(f"{path} changed while it was read")
-
-
-def _check_rows(path: Path, argument: str) -> list[str]:
-    """The header of a .csv or .tsv. Pandas renames columns of one name and fills short rows; here they are refused.
-
-    A column without a name gets pandas' own one for it.
-    """
-    _check_bytes(path, argument)
-    delimiter = _DELIMITERS[path.suffix.lower()]
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        first = file.readline().rstrip("\r\n")
-        if delimiter not in first:
-            _check_delimiter(first, path, argument)
-        file.seek(0)
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
-        header = next(rows, [])
-        if not header:
-            raise ZooError(f"{argument}: {path} is empty; give a table with a header and rows")
-        header = [name or f"Unnamed: {i}" for i, name in enumerate(header)]
-        _named_columns(pd.DataFrame(columns=header), argument, str(path))
-        for row in rows:
-            if row and len(row) != len(header):
-                if any(";" in name for name in header):
-                    _check_delimiter(";", path, argument)
-                raise ZooError(
-                    f"{argument}: {path} line {rows.line_num} has {len(row)} fields, but the header has {len(header)}; "
-                    "mend that line"
-                )
-    return header
-
-
-def _check_bytes(path: Path, argument: str) -> None:
-    """Refuse what is no text in UTF-8 from its first bytes on, with what to do about each."""
-    with open(path, "rb") as file:
-        head = file.read(1 << 12)
-    kind = next((kind for first, kind in _FIRST_BYTES.items() if head.startswith(first)), None)
-    if kind is not None and not _is_text(head):  # a column may well be named PAR1
-        advice = f"rename it to {kind}" if kind in _FORMATS else _how_to_convert(path.with_suffix(kind))
-        raise ZooError(f"{argument}: {path} is no text, but a {kind} file by its first bytes; {advice}")
-    wide = "UTF-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
-    if wide is None and 4 * head.count(0) > len(head):  # of a letter's two bytes the zero is the second or the first
-        wide = "UTF-16LE" if head.index(0) % 2 else "UTF-16BE"
-    if wide:
-        raise ZooError(
-            f"{argument}: {path} is no UTF-8, but {wide}; convert it "
-            f"(iconv -f {wide} -t UTF-8 {path.name} > NEW{path.suffix})"
-        )
-    if (zero := _first_zero(path)) is not None:  # pandas would end the cell there
-        raise ZooError(f"{argument}: {path} has a byte of zero at offset {zero}; take it out (tr -d '\\000')")
-
-
-def _is_text(head: bytes) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # the last character may go on
-    except UnicodeDecodeError:
-        return False
-    return 0 not in head
-
-
-def _first_zero(path: Path) -> int | None:
-    with open(path, "rb") as file:
-        start = 0
-        while block := file.read(1 << 20):
-            if 0 in block:
-                return start + block.index(0)
-            start += len(block)
-    return None
-
-
-def _check_delimiter(header: str, path: Path, argument: str) -> None:
-    """Refuse a header that another character than the format's own separates."""
-    found = next((delimiter for delimiter in ";\t,|" if delimiter in header), None)
-    if found == ";":
-        raise ZooError(
-            f"{argument}: {path} is separated by ';', as spreadsheets write where a comma is the decimal mark; save it "
-            f"with '{_DELIMITERS[path.suffix.lower()]}' and decimal points: pandas.read_csv({path.name!r}, sep=';', "
-            "decimal=',', dtype={'LABEL': str}).to_csv('NEW.csv', index=False)"
-        )
-    if found:
-        right = next((suffix for suffix, delimiter in _DELIMITERS.items() if delimiter == found), None)
-        advice = f"rename it to {right}" if right else "separate it by commas"
-        raise ZooError(f"{argument}: {path} is separated by {found!r}; {advice}")
+    if path.suffix.lower() == ".parquet":
+        return _named_columns(_read_parquet(path, argument), argument, str(path))
+    file = CsvFile(path, argument)
+    file.refuse_other_delimiter()
+    file.refuse_same_columns()
+    return file.texts() if as_text is None else file.numbers(as_text)
 
 
 def _optional(module: str, argument: str, path: Path) -> ModuleType:
@@ -374,7 +215,15 @@ def _optional(module: str, argument: str, path: Path) -> ModuleType:
 
 
 def _read_parquet(path: Path, argument: str) -> pd.DataFrame:
-    table = _optional("pyarrow.parquet", argument, path).read_table(path)
+    reader = _optional("pyarrow.parquet", argument, path)
+    try:
+        table = reader.read_table(path)
+    except ValueError as error:  # pyarrow's own are ValueErrors
+        reason = " ".join(str(error).split())
+        raise ZooError(f"{argument}: {path} is no readable Parquet ({reason}); write it again") from None
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise ZooError(f"{argument}: {path} can't be read ({reason}); check file and permissions") from None
     _named_columns(pd.DataFrame(columns=table.column_names), argument, str(path))
     frame = table.to_pandas()
     return frame if isinstance(frame.index, pd.RangeIndex) else frame.reset_index()

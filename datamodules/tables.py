@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -11,10 +12,12 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from datamodules.base import SPLITS, ZooDataModule
+from datamodules.base import ZooDataModule
 from datamodules.loaders import ResumableLoader, ShuffledSampler
-from datamodules.table_columns import match_columns, mean_and_std, split_rows, splits_of_column, standardise
-from datamodules.table_files import IN_MEMORY, Table, TableLike, read_edges, read_table
+from datamodules.sources.base import TABLES, TableData, TableSource, make_source
+from datamodules.splits import SPLITS, split_rows, splits_of_column
+from datamodules.table_columns import match_columns, mean_and_std, standardise
+from datamodules.table_files import IN_MEMORY, Table, TableLike, is_table_name, read_edges, read_table
 from datamodules.table_labels import (
     Labels,
     Problem,
@@ -70,11 +73,12 @@ class GraphTableDataModule(ZooDataModule):
     target in float64 as int64 of the same bits. For predict there is no target.
 
     Args:
-        features: .csv, .tsv, .parquet or .h5ad file (or DataFrame) with a row a sample, or pbmc68k_reduced. Left out:
-            scikit-learn's breast cancer table.
-        edges: .csv, .tsv or .parquet file (or DataFrame) with columns source and target, an edge a row. Left out:
-            the graph in the breast cancer table's column names.
-        label: the column to predict, or a list of 0/1 columns; in an .h5ad a column of obs.
+        features: .csv, .tsv, .parquet or .h5ad file (or DataFrame) with a row a sample, or the name of a table, as in
+            source. Of a named table that is fetched, the folder that its own folder is in; left out, the cache.
+        edges: .csv, .tsv or .parquet file (or DataFrame) with columns source and target, an edge a row. Left out: the
+            graph that a named table brings.
+        label: the column to predict, or a list of 0/1 columns; in an .h5ad a column of obs. Left out: the one that a
+            named table brings.
         problem: binary, multiclass, multilabel or regression; auto looks at the label: text, booleans, integers or
             whole numbers with a point (1.0) with 2 values are binary, text or integers with 3 to 50 are multiclass,
             fractions are regression, several columns of 0/1 or true/false are multilabel. In text, 001 and 1E1 are no
@@ -98,11 +102,16 @@ class GraphTableDataModule(ZooDataModule):
         from_checkpoint: a checkpoint (file, address or name of zoo list) whose graph, classes and scaling are used in
             place of edges and training rows. Validation, test and predict then use every row of a table the checkpoint
             wasn't trained on.
+        source: a named table, such as breast_cancer, which brings its graph, or pbmc68k_reduced. auto: features, or
+            breast_cancer; with from_checkpoint and no features, the checkpoint's.
+        source_options: what the named table has to be told, by name.
+        download: fetch the named table where it isn't there.
 
     Raises:
         ZooError: for an argument out of range, here; for a table, graph or label that can't be used, in ``setup``.
     """
 
+    sources = TABLES
     kept_settings: ClassVar[tuple[str, ...]] = (*ZooDataModule.kept_settings, "split_column", "group_column")
 
     def __init__(
@@ -125,8 +134,15 @@ class GraphTableDataModule(ZooDataModule):
         num_workers: int = 0,
         predict_features: str | None = None,
         from_checkpoint: str | None = None,
+        source: str = "auto",
+        source_options: dict[str, Any] | None = None,
+        download: bool = False,
     ) -> None:
         super().__init__()
+        self._saved = _Saved.read(from_checkpoint) if from_checkpoint else None
+        if self._saved is not None:  # before they are saved, as the next checkpoint needs them too
+            source, source_options = self._saved.named_source(features, source, source_options)
+        self._table_source = _named_table(features, source, source_options)
         for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
             if not 0 < share < 0.5:
                 raise ZooError(f"data.{name}: got {share}; must lie between 0 and 0.5")
@@ -144,22 +160,23 @@ class GraphTableDataModule(ZooDataModule):
         ):
             if choice not in choices:
                 raise ZooError(f"data.{name}: got {choice!r}; must be {' or '.join(choices)}")
-        if features is not None and edges is None and from_checkpoint is None:
+        if self._table_source is None and edges is None and from_checkpoint is None:
             raise ZooError("data.edges: got none; name the file with the graph of these features")
-        if features is not None and label is None and from_checkpoint is None:
+        if self._table_source is None and label is None and from_checkpoint is None:
             raise ZooError("data.label: got none; name the column to predict")
         labels = [label] if isinstance(label, str) else label
         if labels is not None and (not labels or len(set(labels)) < len(labels)):
             raise ZooError(f"data.label: got {label}; name one column, or several different ones")
         if isinstance(missing_labels, str) or any(not isinstance(text, str) for text in missing_labels or ()):
             raise ZooError(f"data.missing_labels: got {missing_labels!r}; must be a list of texts, such as ['', 'NA']")
-        self._features, self._edges = features, edges
+        self._features = features
+        self._edges: TableLike | Path | None = edges
         # A checkpoint has to stay plain, so it gets a mark in place of a table in memory.
         features, edges = (IN_MEMORY if isinstance(given, pd.DataFrame) else given for given in (features, edges))
         self.save_hyperparameters()
         self.batch_size = batch_size
-        self._saved = _Saved.read(from_checkpoint) if from_checkpoint else None
-        self._labels = labels or (["diagnosis"] if self._saved is None else self._saved.identity["targets"])
+        self._given_labels = labels
+        self._brought: TableData | None = None
         self._check_saved(problem)
         if self._saved is not None and self.hparams["edges"] == IN_MEMORY and isinstance(self._edges, str):
             self._edges = None  # the checkpoint's own settings say so, and it has the graph itself
@@ -190,6 +207,31 @@ class GraphTableDataModule(ZooDataModule):
 
     # ------------------------------------------------------------------ preparation
 
+    def prepare_data(self) -> None:
+        """Fetch the named table, if that was asked for."""
+        if self._table_source is not None and self.hparams["download"]:
+            self._table_source.fetch()
+
+    @property
+    def _named(self) -> TableData | None:
+        """What the named table brings; None for a table of the user's."""
+        if self._brought is None and self._table_source is not None:
+            self._brought = self._table_source.read()
+        return self._brought
+
+    @property
+    def _labels(self) -> list[str]:
+        """The columns to predict: given, of the checkpoint, or what the named table brings."""
+        if self._given_labels is None:
+            if self._saved is not None:
+                return self._saved.identity["targets"]
+            if self._named is None or self._named.label is None:
+                name = "" if self._table_source is None else f", and {self._table_source.shown} brings none"
+                raise ZooError(f"data.label: got none{name}; name the column to predict")
+            label = self._named.label
+            self._given_labels = [label] if isinstance(label, str) else list(label)
+        return self._given_labels
+
     @property
     def spec(self) -> AdjacencySpec:
         """The graph: of the checkpoint if there is one, or of ``edges``.
@@ -198,7 +240,12 @@ class GraphTableDataModule(ZooDataModule):
             ZooError: if ``edges`` is no graph, or another one than the checkpoint's.
         """
         if self._spec is None:
-            self._spec = read_edges(self._edges)
+            edges = self._edges
+            if edges is None and self._named is not None:
+                edges = self._named.edges
+            if edges is None:
+                raise ZooError("data.edges: got none, and the table brings none; name the file with the graph")
+            self._spec = read_edges(edges)
         return self._spec
 
     def setup(self, stage: str) -> None:
@@ -224,7 +271,11 @@ class GraphTableDataModule(ZooDataModule):
         if saved is not None and self._edges is not None:
             saved.check_graph(read_edges(self._edges))
         roles = {f"data.{name}": h[name] for name in ("id_column", "split_column", "group_column")}
-        table = read_table(self._features, "data.features", [*self._labels, *roles.values()])
+        as_text = [*self._labels, *roles.values()]
+        if self._table_source is not None and self._named is not None:
+            table = read_table(self._named.table, "data.features", as_text, self._table_source.shown)
+        else:
+            table = read_table(self._features, "data.features", as_text)
         self._check_roles(roles)
         ids = table.row_ids(h["id_column"])
         labels = self._read_labels(table, ids, optional=wanted == "predict")
@@ -262,6 +313,7 @@ class GraphTableDataModule(ZooDataModule):
                 "source": source,
             }
         self._rows, self._splits, self._loaded = rows, splits, wanted
+        self._brought = None  # it may be large
         self._report(table)
 
     def _read_labels(self, table: Table, ids: Sequence[str], optional: bool) -> Labels | None:
@@ -421,6 +473,21 @@ class GraphTableDataModule(ZooDataModule):
         return DataLoader(rows.without_target(), **self._options())
 
 
+def _named_table(features: TableLike | None, source: str, options: dict[str, Any] | None) -> TableSource | None:
+    """The named table that the rows are of; None for a user's own."""
+    if source == "auto" and features is None:
+        return make_source(TABLES, "breast_cancer", options=options)
+    if source == "auto" and isinstance(features, str) and is_table_name(features):
+        return make_source(TABLES, features, options=options, argument="data.features")
+    if source == "auto":
+        if options:
+            raise ZooError(f"data.source_options: got {options} with features of yours; leave them out")
+        return None
+    if isinstance(features, pd.DataFrame):
+        raise ZooError(f"data.features: got a DataFrame with source {source}, which has its own; leave one out")
+    return make_source(TABLES, source, features, options)
+
+
 def _source(table: Table) -> dict[str, Any]:
     return {"name": table.name, "rows": len(table), "sha256": table.sha256}
 
@@ -466,6 +533,18 @@ class _Saved:
                 f"data.from_checkpoint: the inputs in {path} aren't those of its graph; take another copy of the file"
             )
         return cls(path, identity, checkpoint.data_settings, spec)
+
+    def named_source(
+        self, features: TableLike | None, source: str, options: dict[str, Any] | None
+    ) -> tuple[str, dict[str, Any] | None]:
+        """The named table and its options: the checkpoint's where nothing else is given, none for other features."""
+        own = self.settings.get("source", "auto")
+        if features is None and source == "auto":
+            return own, options or self.settings.get("source_options")
+        others = isinstance(features, pd.DataFrame) or features not in (None, self.settings.get("features"))
+        if source == own != "auto" and others:
+            return "auto", None
+        return source, options
 
     @property
     def problem(self) -> Problem:

@@ -3,9 +3,8 @@
 import json
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,9 +16,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from datamodules.base import SPLITS, ZooDataModule
+from datamodules.base import ZooDataModule
 from datamodules.loaders import ResumableLoader, WindowSampler
-from datamodules.text_files import Corpus, find_files, stdlib_files
+from datamodules.sources.base import CORPORA, CorpusSource, make_source
+from datamodules.splits import SPLITS
+from datamodules.text_files import Corpus, TextFile, TextInMemory, find_files, named_files
 from datamodules.text_reading import PIECE, no_text, read_head, whole_characters
 from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import digest
@@ -109,7 +110,7 @@ class TokenWindows(Dataset[Tensor]):
 
 
 class TextDataModule(ZooDataModule):
-    """Text in windows of tokens, from Python's own standard library or from your files.
+    """Text in windows of tokens: a corpus by name, such as Python's own standard library, or your files.
 
     Batches are token numbers (batch_size, window + 1): all but the last are inputs, all but the first are targets.
     Validation and test use windows that follow one another without overlap.
@@ -117,7 +118,7 @@ class TextDataModule(ZooDataModule):
     Args:
         path: a file, folder or glob (.txt, .md, .py; with ``field`` .jsonl, .ndjson, .json, .csv and .tsv). Links are
             followed; hidden files are left out unless they are named. A file of another kind that is named is plain
-            text. Left out: the source of the running Python's standard library, tests excluded.
+            text. Of a named corpus that is fetched, the folder that its own folder is in; left out, the cache.
         field: the column of a .csv or .tsv, or the field of the objects in a .jsonl, .ndjson or .json, that holds the
             text; rows without text are left out.
         tokenizer: ``byte``, ``bpe`` (learned from the training split), or a checkpoint (file, address or name of zoo
@@ -133,12 +134,17 @@ class TextDataModule(ZooDataModule):
             (refuse), replace or ignore.
         prompts: for predict: a .txt file with a prompt a line, or a .jsonl or .ndjson file with a field "prompt".
         cache_dir: where tokens are kept; default ZOO_CACHE or the user's cache folder.
+        source: a named corpus, such as stdlib, the source of the running Python's standard library. auto: your files if
+            there is a path, or stdlib.
+        source_options: what the named corpus has to be told, by name.
+        download: fetch the named corpus where it isn't there.
 
     Raises:
         ZooError: for an argument out of range, here; for unreadable, empty or too short a corpus, in ``prepare_data``
             and ``setup``.
     """
 
+    sources = CORPORA
     kept_settings: ClassVar[tuple[str, ...]] = (*ZooDataModule.kept_settings, "window")
 
     def __init__(
@@ -156,6 +162,9 @@ class TextDataModule(ZooDataModule):
         encoding_errors: Literal["strict", "replace", "ignore"] = "strict",
         prompts: str | None = None,
         cache_dir: str | None = None,
+        source: str = "auto",
+        source_options: dict[str, Any] | None = None,
+        download: bool = False,
     ) -> None:
         super().__init__()
         if path == "":
@@ -180,6 +189,12 @@ class TextDataModule(ZooDataModule):
             )
         if tokenizer == "bpe" and vocab_size < 257:
             raise ZooError(f"data.vocab_size: got {vocab_size}; bpe needs at least 257, or set tokenizer: byte")
+        self._corpus_source: CorpusSource | None = None
+        if source != "auto" or path is None:
+            name = "stdlib" if source == "auto" else source
+            self._corpus_source = make_source(CORPORA, name, path, source_options)
+        elif source_options:
+            raise ZooError(f"data.source_options: got {source_options} with files of yours; leave them out")
         self.save_hyperparameters()
         self.window, self.batch_size = window, batch_size
         self._folder: Path | None = None
@@ -201,27 +216,33 @@ class TextDataModule(ZooDataModule):
         return predicting and (self._tokenizer is not None or self.hparams["tokenizer"] == "byte")
 
     def _corpus(self) -> tuple[Corpus, dict[str, Any]]:
-        h = self.hparams
-        if h["field"] and not h["path"]:
+        h, named = self.hparams, self._corpus_source
+        about: dict[str, Any] = {}
+        files: Sequence[TextFile | TextInMemory]
+        if named is None:
+            files = find_files(h["path"], h["field"])
+        elif h["field"]:
             raise ZooError(
                 f"data.field: got {h['field']!r}, but the embedded text is no table; name yours in data.path"
             )
-        files = find_files(h["path"], h["field"]) if h["path"] else stdlib_files()
+        else:
+            data = named.read()
+            files, about = named_files(data, h["encoding_errors"]), dict(data.about)
         corpus = Corpus(files, h["field"], h["encoding_errors"], h["val_fraction"], h["test_fraction"], h["split_seed"])
         source = {
-            "name": Path(h["path"]).name if h["path"] else "python-stdlib",
+            "name": Path(h["path"]).name if named is None else named.shown,
             "files": len(files),
             "bytes": corpus.n_bytes,
             "sha256": corpus.content_digest(),
             "split": {name: h[name] for name in ("val_fraction", "test_fraction", "split_seed")},
         }
-        if not h["path"]:
-            source["python"] = ".".join(map(str, sys.version_info[:3]))
-        return corpus, source
+        return corpus, source | about
 
     def prepare_data(self) -> None:
-        """Tokenise the corpus, unless the cache has it."""
+        """Fetch the corpus, if that was asked for; tokenise it, unless the cache has it."""
         if not self._only_prompts:
+            if self._corpus_source is not None and self.hparams["download"]:
+                self._corpus_source.fetch()
             self._folder = self._cached(*self._corpus())
 
     def _cached(self, corpus: Corpus, source: dict[str, Any]) -> Path:

@@ -2,24 +2,35 @@
 
 import hashlib
 import os
-import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar, TypeGuard
 
-import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules.folders import files_below, files_matching, is_utf8
-from datamodules.text_reading import TABLES, file_pieces, line_start, no_text, read_head, table_rows
+from datamodules.sources.base import CorpusData
+from datamodules.splits import FEW_DOCUMENTS, cut_places, split_documents
+from datamodules.text_reading import (
+    Document,
+    Place,
+    file_pieces,
+    line_start,
+    no_text,
+    open_place,
+    read_head,
+    size_of,
+    whole_characters,
+)
+from datamodules.text_tables import TABLES, table_rows
 from zoo.errors import ZooError, listed
 
 PLAIN = (".txt", ".md", ".py")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-_FEW = 20  # a corpus of fewer documents is split inside each, by position
 
 
 @dataclass(frozen=True)
@@ -35,21 +46,37 @@ class TextFile:
         return self.path.suffix.lower() or self.path.name
 
     @property
+    def place(self) -> Place:
+        return self.path
+
+    @property
     def is_table(self) -> bool:
         return self.kind in TABLES
 
 
-def stdlib_files() -> list[TextFile]:
-    """The Python sources of the running interpreter's standard library, without its tests and installed packages."""
-    root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3"}
-    files = (
-        TextFile(path.relative_to(root).as_posix(), path)
-        for path in root.rglob("*.py")
-        # what the build wrote (_sysconfigdata_...) differs between machines of one version
-        if not left_out.intersection(path.relative_to(root).parts) and not path.name.startswith("_sysconfigdata")
-    )
-    return sorted(files, key=lambda file: file.name)
+@dataclass(frozen=True)
+class TextInMemory:
+    """A text of the corpus that is in no file."""
+
+    name: str
+    place: Document
+    is_table: ClassVar[bool] = False
+
+
+def named_files(data: CorpusData, errors: str) -> "list[TextFile | TextInMemory]":
+    """The documents of a named corpus, sorted by name.
+
+    Raises:
+        ZooError: for halves of surrogate pairs, if ``errors`` is strict.
+    """
+    files: list[TextFile | TextInMemory] = []
+    for name, document in sorted(data.documents.items()):
+        if isinstance(document, Path):
+            files.append(TextFile(name, document))
+        else:
+            text = whole_characters(document, errors, f"data.source: document {name!r}")
+            files.append(TextInMemory(name, Document(name, text.encode())))
+    return files
 
 
 # ---------------------------------------------------------------------- a user's files
@@ -183,20 +210,7 @@ def _hint(kinds: "Counter[str]", field: str | None) -> str:
     return ("; give data.field for tables" if tables else "") + ("; unpack what is compressed" if compressed else "")
 
 
-# ---------------------------------------------------------------------- documents and their splits
-
-
-def split_numbers(names: Iterable[str], n: int, val_fraction: float, test_fraction: float, seed: int) -> np.ndarray:
-    """0, 1 or 2 (train, val, test) for each of n documents, by the order of the SHA-256 of seed and name."""
-    keys = np.fromiter(
-        (int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8]) for name in names), np.uint64, count=n
-    )
-    order = np.argsort(keys, kind="stable")
-    n_test, n_val = (max(1, round(n * fraction)) for fraction in (test_fraction, val_fraction))
-    splits = np.zeros(n, dtype=np.uint8)
-    splits[order[:n_test]] = 2
-    splits[order[n_test : n_test + n_val]] = 1
-    return splits
+# ---------------------------------------------------------------------- documents
 
 
 @dataclass(frozen=True)
@@ -206,7 +220,7 @@ class Corpus:
     ``iterate`` gives (split, pieces of text) a document, never holding more than a piece.
     """
 
-    files: list[TextFile]
+    files: Sequence[TextFile | TextInMemory]
     field: str | None
     encoding_errors: str
     val_fraction: float
@@ -215,32 +229,32 @@ class Corpus:
 
     @property
     def n_bytes(self) -> int:
-        return sum(file.path.stat().st_size for file in self.files)
+        return sum(size_of(file.place) for file in self.files)
 
     def content_digest(self) -> str:
         """SHA-256 over the names and bytes of all files."""
         total = hashlib.sha256()
         for file in self.files:
-            with open(file.path, "rb") as handle:
+            with open_place(file.place) as handle:
                 total.update(f"{file.name}\0{hashlib.file_digest(handle, 'sha256').hexdigest()}\n".encode())
         return total.hexdigest()
 
     def iterate(self) -> Iterator[tuple[int, Iterator[str]]]:
         counts = self._counts
         n = sum(counts)
-        if n < _FEW:
+        if n < FEW_DOCUMENTS:
             for file in self.files:
-                yield from self._cut_table(file) if self._is_table(file) else self._cut_file(file)
+                yield from self._cut_table(file) if self._is_table(file) else self._cut_file(file.place)
             return
         names = (f"{file.name}:{i}" for file, count in zip(self.files, counts, strict=True) for i in range(count))
-        splits = iter(split_numbers(names, n, self.val_fraction, self.test_fraction, self.seed).tolist())
+        splits = iter(split_documents(names, n, self.val_fraction, self.test_fraction, self.seed).tolist())
         for file in self.files:
             if self._is_table(file):
                 yield from ((next(splits), iter((text,))) for text in self._texts(file))
             else:
-                yield next(splits), file_pieces(file.path, 0, file.path.stat().st_size, self.encoding_errors)
+                yield next(splits), file_pieces(file.place, 0, size_of(file.place), self.encoding_errors)
 
-    def _is_table(self, file: TextFile) -> bool:
+    def _is_table(self, file: TextFile | TextInMemory) -> TypeGuard[TextFile]:
         return file.is_table and self.field is not None
 
     def _rows(self, file: TextFile) -> Iterator[str]:
@@ -263,20 +277,19 @@ class Corpus:
             rank_zero_info(f"data.field: {without:,} rows without text in {self.field!r} are left out")
         return counts
 
-    def _cuts(self, size: int) -> list[int]:
-        """Where the validation and the test text of a document begin, but for line ends."""
-        return [int(size * share) for share in (1 - self.val_fraction - self.test_fraction, 1 - self.test_fraction)]
+    def _places(self, size: int) -> list[int]:
+        return cut_places(size, self.val_fraction, self.test_fraction)
 
-    def _cut_file(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
-        size = file.path.stat().st_size
-        cuts = [0, *(line_start(file.path, place) for place in self._cuts(size)), size]
+    def _cut_file(self, place: Place) -> Iterator[tuple[int, Iterator[str]]]:
+        size = size_of(place)
+        cuts = [0, *(line_start(place, offset) for offset in self._places(size)), size]
         for split, (start, end) in enumerate(pairwise(cuts)):
             if start < end:
-                yield split, file_pieces(file.path, start, end, self.encoding_errors)
+                yield split, file_pieces(place, start, end, self.encoding_errors)
 
     def _cut_table(self, file: TextFile) -> Iterator[tuple[int, Iterator[str]]]:
         for text in self._texts(file):
-            cuts = [0, *(_line_start(text, place) for place in self._cuts(len(text))), len(text)]
+            cuts = [0, *(_line_start(text, place) for place in self._places(len(text))), len(text)]
             yield from ((i, iter((text[a:b],))) for i, (a, b) in enumerate(pairwise(cuts)) if a < b)
 
 

@@ -59,7 +59,8 @@ def test_a_documented_command_runs(plugins, line, run, corpus):
         small = list(SHORT)
         if "configs/lm" in line:
             small += [part for name, value in TINY_MODEL.items() for part in (f"--model.{name}", value)]
-            small += ["--data.path", corpus, "--data.vocab_size", 300, "--data.window", 16, "--data.batch_size", 4]
+            small += ["--data.window", 16, "--data.batch_size", 4, "--data.vocab_size", 300]
+            small += [] if "--data.source" in line else ["--data.path", corpus]
     run(plugins, line, *small)
 
 

@@ -199,6 +199,13 @@ def test_copies_have_memory_of_their_own(twin):
     assert other.shared_mlp._workspace is not model.shared_mlp._workspace
 
 
+def test_memory_of_one_device_is_not_handed_to_another():
+    """A graph may outlive a move of its model, and gives its memory back after it."""
+    workspace = deferred.Workspace()
+    workspace.give(torch.empty(6))
+    assert workspace.take((2, 3), torch.empty(0, device="meta")).is_meta
+
+
 def test_memory_of_inference_is_not_handed_to_training():
     model, x = decoder(), tokens(2, 40)
     with torch.inference_mode():

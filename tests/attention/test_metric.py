@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 import pickle
 
 import pytest
@@ -476,6 +477,67 @@ def test_kept_weights_follow_each_of_their_sources(mode, name, guard):
         generator.get_parameter(name).add_(1)
         assert_up_to_date(generator, x)
         assert not torch.allclose(generator.head_metrics(x), before)
+
+
+SETTINGS = {
+    "diag_scale": (0.5, 0, True, -1.5, torch.tensor(0.25)),
+    "off_diag_scale": (0.0, 2, False, -0.5, torch.tensor(0.25)),
+}
+
+
+@pytest.mark.parametrize("mode", CACHED_MODES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_kept_weights_follow_a_scale_that_is_set_anew(name, mode):
+    generator, x = make(3, 2, **MODES[mode]), inputs()
+    with torch.no_grad():
+        for value in SETTINGS[name]:
+            before = generator.head_metrics(x)
+            setattr(generator, name, value)
+            after = generator.head_metrics(x)
+            assert not torch.allclose(after, before)
+            generator._fused = None
+            assert torch.equal(after, generator.head_metrics(x))
+
+
+def test_kept_weights_follow_a_scale_that_is_written_to():
+    generator, x = make(3, 2), inputs()
+    generator.off_diag_scale = torch.tensor(1.0, dtype=torch.float64)
+    with torch.no_grad():
+        generator.head_metrics(x)
+        generator.off_diag_scale.zero_()
+        assert_up_to_date(generator, x)
+
+
+def test_scale_that_is_not_a_number_spoils_the_metrics_and_goes_with_it():
+    generator, x = make(3, 2), inputs()
+    with torch.no_grad():
+        expected = generator.head_metrics(x)
+        generator.diag_scale = math.nan
+        for _ in range(2):
+            assert generator.head_metrics(x).isnan().all()
+        generator.diag_scale = 1.0
+        assert torch.equal(generator.head_metrics(x), expected)
+
+
+def test_kept_weights_follow_a_change_of_mode():
+    generator, x = make(3, 2, off_diag_mode="linear_comb"), inputs()
+    with torch.no_grad():
+        generator.head_metrics(x)
+        generator.off_diag_mode = "mlp"
+        assert_up_to_date(generator, x)
+        generator.off_diag_mode = "linear_comb"
+        assert_up_to_date(generator, x)
+
+
+def test_kept_weights_follow_a_matrix_seen_another_way():
+    """The same memory with other strides."""
+    generator, x = make(3, 2, hidden=(36,)), inputs()  # a weight as high as wide
+    with torch.no_grad():
+        before = generator.head_metrics(x)
+        generator.out.weight.data = generator.out.weight.data.T
+        assert not torch.allclose(generator.head_metrics(x), before)
+        generator.out.weight.data = generator.out.weight.data.contiguous()
+        assert_up_to_date(generator, x)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])

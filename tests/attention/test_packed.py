@@ -123,8 +123,9 @@ def along(road, patch):
     patch.setattr(edges, "_DENSE", 0)
 
 
-@pytest.mark.parametrize("together", [1, 40, 1 << 20])
-@pytest.mark.parametrize("road", ["rows", "index", "dense"])
+@pytest.mark.parametrize(
+    ("road", "together"), [("rows", 1), ("rows", 40), ("rows", 1 << 20), ("index", 1 << 20), ("dense", 1 << 20)]
+)
 @examples(40)
 @given(data=st.data())
 def test_layer_follows_its_equations(road, together, data):
@@ -298,6 +299,83 @@ def test_dense_graph_frees_its_graph_and_is_seen_through_by_functional_transform
     torch.testing.assert_close(torch.func.grad(lambda q: layer(q, x, x)[0].square().sum())(x), want, **EXACT)
 
 
+# ---------------------------------------------------------------------- the mask of a dense graph
+
+
+def pairs_at_once(layer, x):
+    """The largest tensor, forward and backward, of a call that finds the edges sorted."""
+    layer._sorted_edges()
+    x = x.clone().requires_grad_()
+    with LargestTensor() as seen:
+        layer(x, x, x)[0].square().sum().backward()
+    assert seen.operations > 40
+    return seen.numel
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4000, 90_000])
+def test_chunk_bounds_the_mask_of_a_dense_graph(chunk_size):
+    n, x = 300, tensor(300, 8, dtype=torch.float32)
+    largest = pairs_at_once(dense_layer(n, chunk_size=chunk_size), x)
+    assert largest <= max(chunk_size, n * 8)  # down to one query's mask, which is less than the tokens
+    assert pairs_at_once(dense_layer(n), x) == n * n
+
+
+def test_no_mask_is_larger_than_what_is_said_and_none_of_that_size_is_kept(monkeypatch):
+    monkeypatch.setattr(edges, "MASK_PAIRS", 10_000)
+    layer, x = dense_layer(), tensor(300, 8, dtype=torch.float32)
+    assert pairs_at_once(layer, x) <= 10_000
+    assert layer._sorted.edges._mask is None
+    monkeypatch.setattr(edges, "MASK_PAIRS", 90_000)
+    layer(x, x, x)
+    mask = layer._sorted.edges._mask
+    layer(x, x, x)
+    assert layer._sorted.edges._mask is mask
+    assert mask.numel() == 90_000
+    assert "_sorted" not in copy.deepcopy(layer).__dict__
+
+
+def test_what_a_layer_keeps_of_a_large_dense_graph_grows_with_its_edges():
+    n = 2100
+    layer, x = dense_layer(n, 0.06), tensor(n, 8, dtype=torch.float32).requires_grad_()
+    assert n * n > edges.MASK_PAIRS
+    layer(x, x, x)[0].sum().backward()
+    own = [value for value in vars(layer._sorted.edges).values() if isinstance(value, torch.Tensor)]
+    assert layer._sorted.edges._mask is None
+    assert max(value.numel() for value in own) == layer.nnz
+    assert layer._sorted.edges._cache == {}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 700, 12_345])
+def test_blocks_of_queries_change_no_number_in_a_dense_graph(chunk_size):
+    whole, found = randomized(dense_layer(dtype=torch.float64), 0), []
+    for size in (None, chunk_size):
+        layer = dense_layer(dtype=torch.float64, chunk_size=size)
+        layer.load_state_dict(whole.state_dict())
+        x = tensor(2, 300, 8).requires_grad_()
+        wanted = [x, *layer.parameters()]
+        y = layer(x, x, x)[0]
+        first = torch.autograd.grad(y.square().mean(), wanted, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), wanted)
+        plain = torch.autograd.grad(layer(x, x, x)[0].square().mean(), wanted)
+        found.append([y, *first, *second, *plain])
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, **EXACT)
+
+
+def test_query_without_keys_mixes_to_zero_in_every_block():
+    source, target = random_edges(300, 9000)
+    kept = (target < 40) | (target > 80)
+    made = [
+        PackedMultiheadAttention(source[kept], target[kept], 300, 300, 8, 2, chunk_size=size).double()
+        for size in (None, 3000)
+    ]
+    made[1].load_state_dict(made[0].state_dict())
+    x = tensor(300, 8)
+    y = [layer(x, x, x)[0] for layer in made]
+    assert torch.equal(y[0][40:81], made[0].out_proj.bias.expand(41, 8))
+    torch.testing.assert_close(y[1], y[0], **EXACT)
+
+
 def test_functional_transforms_see_through_the_layer():
     layer, x = feedback_layer(), tensor(2, 4, 8)
     parameters = dict(layer.named_parameters())
@@ -349,6 +427,7 @@ def test_layer_takes_a_graph_with_its_fingerprint():
         lambda v: torch.tensor(v, dtype=torch.uint8),
         lambda v: np.array(v, dtype=np.int16),
         lambda v: [np.int64(i) for i in v],
+        lambda v: dict(enumerate(v)).values(),
     ],
 )
 def test_indices_come_in_any_integer_form_and_are_copied(form):
@@ -405,6 +484,11 @@ BAD_ARGUMENTS = [
     ({"source_index": np.zeros(4)}, "source_index: got.*float64"),
     ({"source_index": "0012"}, "source_index: got '0012'"),
     ({"source_index": None}, "source_index: got None"),
+    ({"source_index": {0, 1, 2, 3}}, r"source_index: got \{0, 1, 2, 3\} \(set\); edge e .* a set has no order"),
+    ({"target_index": {0, 1, 2, 3}}, r"target_index: got .*\(set\).*so pass spec.target_index"),
+    ({"source_index": frozenset(range(4))}, r"source_index: got .*\(frozenset\).*no order"),
+    ({"target_index": iter({0, 1, 2, 3})}, r"target_index: got .*no order"),
+    ({"target_index": set()}, r"target_index: got set\(\).*no order"),
     ({"source_index": 3}, "source_index: got 3"),
     ({"source_index": [0, 0, 1, 2**70]}, "source_index: got 1180591620717411303424.*64 bits"),
     ({"source_index": [0, 0, 1]}, "source_index, target_index: got 3 and 4"),
@@ -1042,6 +1126,30 @@ def test_edges_are_sorted_once_for_the_same_indices():
     assert layer._sorted_edges() is edges
     layer.target_index[0] = 2
     assert layer._sorted_edges() is not edges
+
+
+def test_keys_of_a_dictionary_have_an_order():
+    layer = PackedMultiheadAttention({2: 0, 0: 0, 1: 0}.keys(), [0, 1, 2], 3, 3, 8, 2)
+    assert layer.source_index.tolist() == [2, 0, 1]
+
+
+def test_edges_are_sorted_anew_for_another_chunk():
+    layer, x = dense_layer(), tensor(300, 8, dtype=torch.float32)
+    assert pairs_at_once(layer, x) == 300 * 300
+    layer.chunk_size = 3000
+    assert pairs_at_once(layer, x) == 3000
+    layer.chunk_size = None
+    assert pairs_at_once(layer, x) == 300 * 300
+
+
+@pytest.mark.parametrize("again", [lambda old: torch.tensor([0, 2, 3, 1]), lambda old: old.flip(0)])
+def test_swapped_indices_rewire_the_layer(again):
+    layer, x = feedback_layer(), tensor(2, 4, 8)
+    before = layer(x, x, x)[0]
+    layer.source_index.data = again(layer.source_index.data)
+    y = layer(x, x, x)[0]
+    torch.testing.assert_close(y, packed_attention(layer, x, x, x)[0], **EXACT)
+    assert not torch.allclose(y, before)
 
 
 def test_layer_made_and_run_in_inference_mode_works():

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import struct
 import urllib.request
@@ -30,9 +31,10 @@ from sklearn.datasets import load_digits
 
 import datamodules.image_files
 from datamodules.image_files import check_pictures, open_picture
-from datamodules.image_transforms import Look, policy, split_pictures
+from datamodules.image_transforms import Look, policy
 from datamodules.images import ImageDataModule
-from zoo.checkpoint.identity import digest
+from datamodules.splits import split_pictures
+from zoo.checkpoint.identity import digest, read_checkpoint, read_claim
 from zoo.cli.lightning import checkpoint_config
 from zoo.errors import CheckpointMismatchError, ZooError
 
@@ -758,19 +760,19 @@ def test_the_order_of_a_csv_file_does_not_matter(folder):
     ("text", "message"),
     [
         (None, r"can't be read (there is no such file); check the path"),
-        ("", "is no readable CSV"),
+        ("", "is empty; give a table with a header and rows"),
         ("file,label\nx,y\n", "has no column 'path' (it has 'file', 'label'); give it a row a picture with the"),
         ("a,b\n", "has no column 'path', 'label'"),
         ("path,label\n", "has no rows; give it"),
         ("path,label\nant/000.png,\nant/001.png, \n", "column 'label' has '' in row 1, 2 below the header; it may not"),
-        ("path,label\nant/000.png\n", "column 'label' has '' in row 1"),
+        ("path,label\nant/000.png\n", "line 2 has 1 cells, but the header has 2; mend that line"),
         ("path,label\n,ant\n", "column 'path' has '' in row 1 below the header; it may not be empty"),
         ("path,label,split\nant/000.png,a,dev\n", "column 'split' has 'dev' in row 1 below the header; it must"),
         ("path,label\nx.png,a\nant/000.png,a\n", "names 1 files that aren't below"),
         ("path,label\nant/000.png,a\nant/000.png,b\n", "gives 1 pictures more than one label or split: 'ant/000.png'"),
         ("path,label\nant/000.png,a\n./ant/000.png,b\n", "more than one label or split: './ant/000.png'; leave"),
         ("path,label,split\nant/000.png,a,train\nant/000.png,a,test\n", "more than one label or split"),
-        ("path,label\nant/000.png,a,b,c\n\n", "is no readable CSV"),
+        ("path,label\nant/000.png,a,b,c\n\n", "line 2 has 4 cells, but the header has 2; mend that line"),
     ],
 )  # fmt: skip
 def test_bad_csv_files_are_refused_in_one_line(folder, text, message):
@@ -784,7 +786,7 @@ def test_bad_csv_files_are_refused_in_one_line(folder, text, message):
 
 def test_a_csv_file_that_is_no_utf8_is_refused(folder):
     (folder / "labels.csv").write_bytes(b"path,label\nant/000.png,\xff\n")
-    assert "is no readable CSV" in refusal(folder, labels=str(folder / "labels.csv"))
+    assert "no UTF-8, the first at offset 23" in refusal(folder, labels=str(folder / "labels.csv"))
 
 
 # ---------------------------------------------------------------------- splits
@@ -891,8 +893,7 @@ def beside_a_model(config, path=None, **options):
 
 def module_beside_a_model(config, path, **options):
     data = ImageDataModule(path=None if path is None else str(path), **options)
-    module, state = SimpleNamespace(input_config=config), SimpleNamespace(fn=None)
-    data.trainer = SimpleNamespace(lightning_module=module, state=state, world_size=1, global_rank=0)
+    data.suit(config)
     data.prepare_data()
     data.setup("fit")
     return data
@@ -927,6 +928,42 @@ def test_a_model_may_want_pictures_that_are_no_squares(folder):
             assert next(iter(loader))["image"].shape == (6, 3, 64, 48)
 
 
+def vision_task():
+    from zoo.tasks import ImageClassificationTask
+
+    size = {"img_size": 24, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    return ImageClassificationTask(name="damcha_vit_tiny_patch4_32", options=size)
+
+
+@pytest.mark.parametrize("fn", ["fit", "validate", "test", "predict"])
+def test_a_trainer_of_python_brings_the_pictures_to_the_size_of_the_task(folder, fn):
+    task, data = vision_task(), ImageDataModule(path=str(folder), batch_size=6)
+    run(fn, data, task, max_steps=1, limit_val_batches=1)
+    assert data.identity()["image_size"] == [24, 24]
+    assert data.identity()["mean"] == list(task.input_config["mean"])
+
+
+def test_the_command_line_does_so_too(folder, lightning, tmp_path):
+    options = ["--model", "ImageClassificationTask", "--data", "ImageDataModule", "--data.path", folder]
+    options += ["--model.options", '{"img_size": 24, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}']
+    quiet = [f"--trainer.{name}=false" for name in ("logger", "enable_progress_bar", "enable_model_summary")]
+    lightning("fit", *options, *quiet, "--trainer.accelerator=cpu", "--trainer.max_steps=1", "--data.batch_size=6")
+    (file,) = tmp_path.rglob("*.ckpt")
+    assert read_claim(read_checkpoint(str(file)), str(file))["identity"]["image_size"] == [24, 24]
+
+
+def test_what_is_set_up_stays_whatever_another_model_wants(folder):
+    data = module_beside_a_model({"input_size": (3, 16, 16)}, folder)
+    data.suit({"input_size": (3, 32, 32)})
+    data.setup("test")
+    assert data.identity()["image_size"] == [16, 16]
+
+
+@pytest.mark.parametrize("file", sorted(Path(datamodules.__file__).parent.rglob("*.py")), ids=lambda file: file.stem)
+def test_no_data_module_reaches_through_the_trainer_to_the_model(file):
+    assert not re.search(r"lightning_module|trainer\.model", file.read_text(encoding="utf-8"))
+
+
 def test_channels_are_the_sources_not_the_models_and_their_statistics_are_averaged():
     identity = beside_a_model(IMAGENET)
     assert identity["channels"] == 1
@@ -936,7 +973,7 @@ def test_channels_are_the_sources_not_the_models_and_their_statistics_are_averag
 
 
 def test_a_model_without_a_configuration_leaves_it_to_the_source(folder):
-    assert beside_a_model(None, folder)["image_size"] == [224, 224]
+    assert beside_a_model({}, folder)["image_size"] == [224, 224]
     assert beside_a_model({"interpolation": "random"}, folder)["interpolation"] == "bicubic"
 
 
@@ -1155,9 +1192,9 @@ class Count(pl.LightningModule):
         super().__init__()
         self.seen = {"train": [], "val": [], "test": []}
 
-    @property
-    def input_config(self):
-        return {"input_size": (3, 16, 16)}
+    def configure_callbacks(self):
+        self.trainer.datamodule.suit({"input_size": (3, 16, 16)})
+        return []
 
     def training_step(self, batch, index):
         self.seen["train"].append(batch["image"])
@@ -1390,7 +1427,7 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tmp_path, trained):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "imagenet"}, "data.source: got 'imagenet'; must be auto or digits or cifar10 or"),
+        ({"source": "imagenet"}, "data.source: got 'imagenet', which is none; there are cifar10, cifar100, digits, "),
         ({"channels": 2}, "data.channels: got 2; must be 1 or 3"),
         ({"interpolation": "lanczos"}, "data.interpolation: got 'lanczos'; must be bilinear or bicubic or nearest"),
         ({"on_bad_image": "ignore"}, "data.on_bad_image: got 'ignore'; must be error or skip"),
@@ -1419,7 +1456,10 @@ def test_a_checkpoint_of_something_else_is_refused(folder, tmp_path, trained):
         ({"auto_augment": "rand-n99-tweights"}, "data.auto_augment: got 'rand-n99-tweights'"),
         ({"source": "folder"}, "data.path: got None with source folder; name the folder of pictures"),
         ({"path": ""}, "data.path: got '' with source folder"),
-        ({"source": "digits", "path": "x"}, "data.path: got 'x' with source digits, which are embedded; leave"),
+        (
+            {"source": "digits", "path": "x"},
+            "data.path: got 'x' with source digits, which is at hand without one",
+        ),
         ({"labels": "x.csv"}, "data.labels: got 'x.csv' with source digits, which has its own; leave data.labels out"),
         ({"source": "mnist", "labels": "x.csv"}, "data.labels: got 'x.csv' with source mnist"),
     ],

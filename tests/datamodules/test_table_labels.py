@@ -542,29 +542,29 @@ FILES = {
     "semicolons in tsv": ("t.tsv", b"a;b\n1;2\n", r"is separated by ';'"),
     "tabs": ("t.csv", b"a\tb\n1\t2\n", r"is separated by '\\t'; rename it to \.tsv"),
     "commas": ("t.tsv", b"a,b\n1,2\n", r"is separated by ','; rename it to \.csv"),
-    "bars": ("t.csv", b"a|b\n1|2\n", r"is separated by '\|'; separate it by commas"),
+    "bars": ("t.csv", b"a|b\n1|2\n", r"is separated by '\|'; separate it by ','"),
     "decimal commas": ("t.tsv", TSV.encode(), r"column 'a' has '1,5' in row '0'; it must .* decimal point"),
-    "UTF-16": ("t.csv", CSV.encode("utf-16"), r"is no UTF-8, but UTF-16; convert it \(iconv -f UTF-16 -t UTF-8 t\.csv"),
-    "UTF-16LE": ("t.csv", CSV.encode("utf-16-le"), r"is no UTF-8, but UTF-16LE; convert it \(iconv -f UTF-16LE"),
-    "UTF-16BE": ("t.csv", CSV.encode("utf-16-be"), r"is no UTF-8, but UTF-16BE; convert it \(iconv -f UTF-16BE"),
-    "zero byte": ("t.csv", CSV.encode() * 5 + b"1,2,3,x\0y\n", r"has a byte of zero at offset 87; take it out"),
+    "UTF-16": ("t.csv", CSV.encode("utf-16"), r"is UTF-16, not UTF-8; convert it \(iconv -f utf-16 -t utf-8"),
+    "UTF-16LE": ("t.csv", CSV.encode("utf-16-le"), r"like UTF-16 .*, not UTF-8; convert it \(iconv -f utf-16le"),
+    "UTF-16BE": ("t.csv", CSV.encode("utf-16-be"), r"like UTF-16 .*, not UTF-8; convert it \(iconv -f utf-16be"),
+    "zero byte": ("t.csv", CSV.encode() * 5 + b"1,2,3,x\0y\n", r"has NUL bytes, the first at offset 87; drop them"),
     "gzip": ("t.csv.gz", gzip.compress(CSV.encode()), r"must be a .* file, so unpack it: gunzip t\.csv\.gz$"),
     "zip": ("t.zip", b"PK\x03\x04", r"must be a .* file, so unpack it: unzip t\.zip$"),
     "gzip by another name": (
         "t.csv",
         gzip.compress(CSV.encode()),
-        r"is no text, but a \.gz file .*; unpack it: gunzip",
+        r"is compressed by gzip; unpack it \(gunzip",
     ),
     "workbook": ("t.xlsx", b"PK\x03\x04", r"must be a \.csv, .* file, so save the sheet as CSV \(UTF-8, separated by"),
     "workbook by another name": (
         "t.csv",
         b"PK\x03\x04\x00",
-        r"is no text, but a \.xlsx file .*; save the sheet as CSV",
+        r"is a zip archive or a document in one; .* a sheet as CSV",
     ),
     "Parquet by another name": (
         "t.csv",
         b"PAR1\x15\x00",
-        r"is no text, but a \.parquet file .*; rename it to \.parquet",
+        r"is a Parquet file; rename it to \.parquet",
     ),
     "text": ("t.txt", CSV.encode(), r"must be a .* file, so rename it to \.csv if commas separate its fields"),
     "another": ("t.sav", b"x", r"must be a \.csv, \.tsv, \.parquet, \.h5ad file, so convert it to one"),
@@ -586,7 +586,7 @@ def test_the_same_holds_for_edges(tmp_path):
     with pytest.raises(ZooError, match=r"data\.edges: .*e\.csv is separated by ';'"):
         ready(edges=str(tmp_path / "e.csv"))
     (tmp_path / "e.csv").write_text("source,target\na,h\n", encoding="utf-16")
-    with pytest.raises(ZooError, match=r"data\.edges: .*e\.csv is no UTF-8, but UTF-16"):
+    with pytest.raises(ZooError, match=r"data\.edges: .*e\.csv is UTF-16, not UTF-8"):
         ready(edges=str(tmp_path / "e.csv"))
 
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-from datamodules.table_columns import split_rows
-from datamodules.table_files import breast_cancer_edges, breast_cancer_table, read_table
+from datamodules.sources.breast_cancer import breast_cancer_edges, breast_cancer_table
+from datamodules.splits import split_rows
+from datamodules.table_files import read_table
 from datamodules.table_labels import decide_problem, sort_classes
 from datamodules.tables import GraphTableDataModule
 from zoo.checkpoint.identity import digest
@@ -814,9 +815,9 @@ def test_bad_tables_are_refused_in_one_line_that_names_the_argument(frame, optio
         ("t.csv", b"", r"data\.features: .*t\.csv is empty"),
         ("t.csv", b"a,b,c,y\n", r"t\.csv has no rows"),
         ("t.csv", b"a,b,a,y\n1,2,3,x\n", r"t\.csv has more than one column 'a'"),
-        ("t.csv", b"a,b,c,y\n1,2,3,x\n1,2,3,x,9\n", r"t\.csv line 3 has 5 fields, but the header has 4; mend"),
-        ("t.csv", b"a,b,c,y\n1,2,3,x,9\n", r"t\.csv line 2 has 5 fields"),
-        ("t.csv", b"a,b,c,y\n1,2,3,x\n1,2", r"t\.csv line 3 has 2 fields"),
+        ("t.csv", b"a,b,c,y\n1,2,3,x\n1,2,3,x,9\n", r"t\.csv line 3 has 5 cells, but the header has 4; mend"),
+        ("t.csv", b"a,b,c,y\n1,2,3,x,9\n", r"t\.csv line 2 has 5 cells"),
+        ("t.csv", b"a,b,c,y\n1,2,3,x\n1,2", r"t\.csv line 3 has 2 cells"),
         ("t.csv", b"a,b,c,y\n1,2,3,\xff\n", r"t\.csv has bytes that are no UTF-8, the first at offset 14; convert"),
         ("t.csv", b'a,b,c,y\n1,2,3,"x\n', r"t\.csv is no readable CSV \(unexpected end of data\)"),
         ("t.tsv", b'a\tb\n1\t"2"x\n', r"t\.tsv is no readable TSV"),

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 import datamodules.text as text_module
 import datamodules.text_reading as text_reading
 from datamodules import TextDataModule
+from datamodules.sources.base import CORPORA
+from datamodules.splits import split_documents
 from datamodules.text import read_prompts, token_dtype
-from datamodules.text_files import find_files, split_numbers, stdlib_files
+from datamodules.text_files import find_files, named_files
 from datamodules.text_reading import file_pieces
 from zoo.errors import ZooError
 from zoo.tokenizer import END_OF_TEXT, tokenizer_from_identity
@@ -47,7 +49,7 @@ def split_texts(data, split):
 
 
 def test_default_is_the_standard_library_without_tests_and_packages():
-    files = stdlib_files()
+    files = named_files(CORPORA.get("stdlib")().read(), "strict")
     names = [file.name for file in files]
     assert "dataclasses.py" in names
     assert "json/decoder.py" in names
@@ -66,9 +68,9 @@ def test_every_document_is_in_exactly_one_split_with_every_byte(corpus):
 
 def test_the_split_is_the_same_on_every_run_and_another_with_another_seed(corpus):
     names = [f"{i}" for i in range(200)]
-    first = split_numbers(names, 200, 0.1, 0.2, 0)
-    assert (first == split_numbers(names, 200, 0.1, 0.2, 0)).all()
-    assert (first != split_numbers(names, 200, 0.1, 0.2, 1)).any()
+    first = split_documents(names, 200, 0.1, 0.2, 0)
+    assert (first == split_documents(names, 200, 0.1, 0.2, 0)).all()
+    assert (first != split_documents(names, 200, 0.1, 0.2, 1)).any()
     assert np.bincount(first).tolist() == [140, 20, 40]
 
 
@@ -120,7 +122,7 @@ def test_rows_of_a_table_are_documents(tmp_path, suffix):
 def test_bpe_learns_from_the_training_split_alone(tmp_path):
     for i in range(40):
         (tmp_path / f"{i:02}.txt").write_text("common words\n" * 30)
-    held_out = np.flatnonzero(split_numbers((f"{i:02}.txt:0" for i in range(40)), 40, 0.05, 0.05, 0))
+    held_out = np.flatnonzero(split_documents((f"{i:02}.txt:0" for i in range(40)), 40, 0.05, 0.05, 0))
     for i in held_out:
         (tmp_path / f"{i:02}.txt").write_text("zzyzx\n" * 3000)
     data = ready(tmp_path, tokenizer="bpe", vocab_size=400, window=4)
@@ -257,7 +259,7 @@ def bad(tmp_path, name, content):
         ("a.jsonl", b'{"body": "x"}\n{"bo', {"field": "body"}, r"line 2 is no JSON"),
         ("a.jsonl", b'{"body": 3}\n', {"field": "body"}, r"line 1: 'body' is a int; must be text"),
         ("a.jsonl", b'["x"]\n', {"field": "body"}, r"line 1 has list"),
-        ("a.csv", b"id,text\n1,x\n", {"field": "body"}, r"has the columns id, text"),
+        ("a.csv", b"id,text\n1,x\n", {"field": "body"}, r"has the columns 'id', 'text'"),
         ("a.csv", b"", {"field": "body"}, r"a\.csv is empty"),
         ("a.csv", b"body\n\xff\n", {"field": "body"}, r"no UTF-8"),
         ("a.csv", b'body\n"x\n', {"field": "body"}, r"no readable CSV"),

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 import datamodules.text_files as text_files
 import datamodules.text_reading as text_reading
 from datamodules import TextDataModule
+from datamodules.sources.base import CORPORA
 from datamodules.text import read_prompts
 from datamodules.text_files import Corpus, TextFile, find_files
-from datamodules.text_reading import file_pieces, table_rows
+from datamodules.text_reading import file_pieces
+from datamodules.text_tables import _json_objects, table_rows
 from zoo.errors import ZooError
 
 TEXT = "the cat sat on a mat\n" * 20
@@ -143,7 +145,8 @@ def test_empty_files_are_no_documents(tmp_path, told):
 
 
 def test_the_standard_library_keeps_its_empty_files_so_that_its_split_stays():
-    assert any(file.path.stat().st_size == 0 for file in text_files.stdlib_files())
+    files = CORPORA.get("stdlib")().read().documents.values()
+    assert any(path.stat().st_size == 0 for path in files)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,7 @@ def test_json_is_read_as_pythons_own_reader_does(values, piece):
         patch.setattr(text_reading, "PIECE", piece)
         for content in (json.dumps(values, ensure_ascii=False, indent=1), "\n".join(map(json.dumps, values))):
             path = put(Path(folder, "a.json"), content.replace("\0", ""))
-            assert [value for _, value in text_reading._json_objects(path, "strict")] == values
+            assert [value for _, value in _json_objects(path, "strict")] == values
 
 
 @pytest.mark.parametrize(
@@ -348,14 +351,22 @@ def test_json_is_read_as_pythons_own_reader_does(values, piece):
         ("a.json", "[" * 100_000, r"line 1 is no JSON"),
         ("a.json", " ", r"data\.field: 'text' has no text in any of 0 rows"),
         ("a.jsonl", '[\n{"text": "x"}\n]', r"line 1 is no JSON \(Expecting value\); .*call the file \.json"),
-        ("a.csv", "id;text\n1;x\n", r"columns id;text; its columns are separated by semicolons.*write it with commas"),
-        ("a.csv", '"id";"text"\n"1";"x, y"\n', r"its columns are separated by semicolons"),
-        ("a.csv", "id\ttext\n1\tx\n", r"its columns are separated by tabs.*: call it \.tsv, or write it with commas"),
-        ("a.tsv", "id,text\n1,x\n", r"its columns are separated by commas.*: call it \.csv, or write it with tabs"),
-        ("a.csv", "id;body\n1;x\n", r"has the columns id;body; name one of them"),
+        ("a.csv", "id;text\n1;x\n", r"data\.path: .*a\.csv is separated by ';'.*save it with ','"),
+        ("a.csv", '"id";"text"\n"1";"x, y"\n', r"is separated by ';'"),
+        ("a.csv", "id\ttext\n1\tx\n", r"is separated by '\\t'; rename it to \.tsv"),
+        ("a.tsv", "id,text\n1,x\n", r"is separated by ','; rename it to \.csv"),
+        ("a.csv", "id;body\n1;x\n", r"is separated by ';'"),
         ("a.csv", "text,text\nx,y\n", r"has more than one such column"),
-        ("a.csv", "id,text\n1,x,y\n", r"line 2 has 3 cells, the header 2; put texts with commas in quotes"),
-        ("a.tsv", "id\ttext\n1\tx\ty\n", r"line 2 has 3 cells, the header 2; put texts with tabs in quotes"),
+        (
+            "a.csv",
+            "id,text\n1,x,y\n",
+            r"line 2 has 3 cells, but the header has 2; .*put texts with ',' in",
+        ),
+        (
+            "a.tsv",
+            "id\ttext\n1\tx\ty\n",
+            r"line 2 has 3 cells, but the header has 2; .*texts with '\\t' in",
+        ),
         ("a.csv", "id,text\n1,\n", r"data\.field: 'text' has no text in any of 1 rows"),
     ],
 )

@@ -24,7 +24,7 @@ from tests.oracles.compare import (
     sizes,
 )
 from tests.oracles.damcha import DecoderOracle
-from zoo.attention import StructuredMLPForM
+from zoo.attention import Masks, StructuredMLPForM
 from zoo.errors import ZooError
 from zoo.models.decoder import Decoder, DecoderCache
 
@@ -263,9 +263,9 @@ def test_copy_keeps_one_generator_shared_between_its_layers(kind, guard, duplica
         assert not torch.allclose(changed, expected)
         # Each layer of the copy, called alone, generates from the changed generator too.
         for layer in twin.layers:
-            want, _ = layer.attention(x, is_causal=True)
+            want, _ = layer.attention(x, Masks(causal=True))
             layer.attention._shared[0].out.bias.add_(1)
-            assert not torch.allclose(layer.attention(x, is_causal=True)[0], want)
+            assert not torch.allclose(layer.attention(x, Masks(causal=True))[0], want)
         torch.testing.assert_close(decoder(x), expected.detach(), **TIGHT)
 
 
@@ -319,7 +319,8 @@ def test_cached_decoding_sums_the_output_map_once_a_generator(kind, monkeypatch)
         return original(self)
 
     monkeypatch.setattr(StructuredMLPForM, "_fuse", counted)
-    decoder, cache = make(**KINDS[kind]), DecoderCache(2, 6)
+    decoder = make(**KINDS[kind])
+    cache = DecoderCache(decoder, 6)
     with torch.inference_mode():
         for t in range(6):
             decoder(tokens(2, 1, seed=t), cache=cache)
@@ -328,7 +329,8 @@ def test_cached_decoding_sums_the_output_map_once_a_generator(kind, monkeypatch)
 
 
 def test_cache_that_is_full_says_so():
-    decoder, cache = make(), DecoderCache(2, 3)
+    decoder = make()
+    cache = DecoderCache(decoder, 3)
     decoder(tokens(1, 3), cache=cache)
     with pytest.raises(ZooError, match=r"cache.*4.*capacity of 3"):
         decoder(tokens(1, 1), cache=cache)
@@ -337,11 +339,12 @@ def test_cache_that_is_full_says_so():
 @pytest.mark.parametrize("n_layers", [1, 3])
 def test_cache_for_another_depth_is_refused(n_layers):
     with pytest.raises(ZooError, match="cache"):
-        make(n_layers=2)(tokens(1, 2), cache=DecoderCache(n_layers, 4))
+        make(n_layers=2)(tokens(1, 2), cache=DecoderCache(make(n_layers=n_layers), 4))
 
 
 def test_cache_of_another_batch_is_refused():
-    decoder, cache = make(), DecoderCache(2, 4)
+    decoder = make()
+    cache = DecoderCache(decoder, 4)
     decoder(tokens(2, 2), cache=cache)
     with pytest.raises(ZooError, match="cache"):
         decoder(tokens(1, 1), cache=cache)
@@ -429,7 +432,7 @@ def test_autocast_to_bfloat16_stays_finite(kind, padded):
     assert all(g.isfinite().all() for g in grads)
     assert (grads[0] != 0).any()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        cache = DecoderCache(2, 5)
+        cache = DecoderCache(decoder, 5)
         parts = [
             decoder(x[:, a:b], None if real is None else real[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4), (4, 5))
         ]

@@ -32,8 +32,9 @@ from tests.oracles.compare import (
 )
 from tests.oracles.vision_transformer import VisionTransformerOracle
 from zoo.attention import StructuredMLPForM
+from zoo.attention.damcha.timm_layer import MetricAttention
 from zoo.errors import ZooError
-from zoo.models.vision_transformer import MetricAttention, VisionTransformer
+from zoo.models.vision_transformer import VisionTransformer
 
 NAME = "damcha_vit_tiny_patch4_32"
 CLASSES = {NAME: 10}  # of the preset with weights

@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
-from datamodules.table_files import read_edges
+from datamodules.sources.breast_cancer import breast_cancer_edges
 from tests.conftest import write_corpus
 from zoo.adapters import projections
 from zoo.catalogue import load_pretrained
@@ -120,7 +120,7 @@ def test_another_network_is_refused_and_carried_over_by_adapt(trained, corpus):
 
 
 def test_a_graph_with_a_node_added_and_one_renamed(trained_graph):
-    edges = read_edges(None).to_edgelist().replace({"mean radius": "radius (mm)"})
+    edges = breast_cancer_edges().replace({"mean radius": "radius (mm)"})
     edges = pd.concat([edges, pd.DataFrame({"source": ["marker"], "target": [edges.target[0]]})])
     found = load_breast_cancer(as_frame=True)
     rows = found.data.rename(columns={"mean radius": "radius (mm)"}).assign(marker=0.5)

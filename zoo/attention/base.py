@@ -329,12 +329,17 @@ class Attention(nn.Module, ABC):
         hidden = ~masks.padding.bool().unsqueeze(-1)
         x = x.masked_fill(hidden, 0)  # NaN in padding would survive a product with zero
         y, weights = self.attend(x, masks, shared, cache, need_weights)
-        return y.masked_fill(hidden, 0), weights
+        return y.masked_fill(hidden, 0), None if weights is None else weights.masked_fill(hidden.unsqueeze(1), 0)
 
     @property
     def shared_module(self) -> Any:
         """What the stack owns; None for a layer on its own."""
         return self._shared[0]
+
+    @property
+    def proj(self) -> Any:
+        """The output projection by timm's name, where there is one."""
+        return self.out_proj
 
     @property
     def dropout_p(self) -> float:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
@@ -20,6 +21,8 @@ class CollaborativeOptions:
     )
 
     def __post_init__(self) -> None:
+        if self.variant not in ("paper", "damcha_repo"):
+            raise ZooError(f"variant: got {self.variant!r}; choose paper or damcha_repo")
         if self.key_dim is not None and self.key_dim < 1:
             raise ZooError(f"key_dim: got {self.key_dim}; give a width of at least 1, or null")
         if self.key_dim is not None and self.variant != "paper":
@@ -32,10 +35,12 @@ class CollaborativeAttention(Attention):
 
     .. math:: s_h = ((X W_q) \circ m_h) (X W_k)^T / \sqrt{dh} + (X c_h)^T / \sqrt{dh}, \quad A_h = softmax(s_h + mask)
 
-    with :math:`m_h` in R^D~ and the content bias :math:`c_h` in R^D, a score that a key has whatever the query. Queries
-    and keys are D~ wide, so scores cost H D~ / D times those of standard attention. :math:`m_h` starts normal, with the
-    spread that gives scores standard attention's. PyTorch's fused kernels do it: the content bias rides along in H more
-    dimensions.
+    with :math:`m_h` in R^D~ and the content bias :math:`c_h` in R^D, a score that a key has whatever the query: it is
+    what a query's bias would give, so that queries and keys have none. They are D~ wide, so scores cost H D~ / D times
+    those of standard attention: at D~ = D there would be as many parameters and H times the work, hence half of it
+    where nothing is said. :math:`m_h` starts normal, with the spread that gives scores standard attention's. PyTorch's
+    attention does it, with the content bias in H more dimensions, up to a multiple of 8; fused where a kernel takes
+    queries wider than values, such as CUDA's memory-efficient one. A cache holds the shared key once for all heads.
 
     ``damcha_repo``: :math:`q_h = \sum_g C_{hg} \tilde q_g`, C near the identity, the same for keys.
 
@@ -76,9 +81,11 @@ class CollaborativeAttention(Attention):
                 torch.einsum("hg,bgtd->bhtd", combine, self.split_heads(heads))
                 for combine, heads in ((self.combine_q, q), (self.combine_k, k))
             )  # type: ignore[return-value]
-        weighed = q.unsqueeze(1) * self.mixing.unsqueeze(1)  # (B, H, T, D~)
-        own = torch.eye(self.n_heads, dtype=weighed.dtype, device=x.device)[:, None].expand(*weighed.shape[:3], -1)
-        return torch.cat([weighed, own], dim=-1), torch.cat([k, self.content_bias(x)], dim=-1).unsqueeze(1)
+        weighed = q.unsqueeze(1) * self.mixing.to(q.dtype).unsqueeze(1)  # (B, H, T, D~)
+        width = self.n_heads + -(self.key_dim + self.n_heads) % 8  # kernels want multiples of 8
+        own = torch.eye(self.n_heads, width, dtype=q.dtype, device=x.device)[:, None].expand(*weighed.shape[:3], -1)
+        content = F.pad(self.content_bias(x), (0, width - self.n_heads))
+        return torch.cat([weighed, own], dim=-1), torch.cat([k, content], dim=-1).unsqueeze(1)
 
     def projections(self) -> list[str]:
         return ["W_q", "W_k", "W_v", "out_proj"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
 from zoo.attention.mixing import visibility, visible_softmax
+from zoo.errors import ZooError
 
 _RANK = 2
 
@@ -19,6 +20,10 @@ class DcmhaOptions:
     variant: Literal["paper", "damcha_repo"] = option(
         "paper", "damcha_repo: one gated map a query, before the softmax only, as the method's repository has it"
     )
+
+    def __post_init__(self) -> None:
+        if self.variant not in ("paper", "damcha_repo"):
+            raise ZooError(f"variant: got {self.variant!r}; choose paper or damcha_repo")
 
 
 @register_attention("dcmha")
@@ -30,15 +35,19 @@ class DcmhaAttention(Attention):
 
     with s(t, j) the row of H scores. Each map is of low rank plus a diagonal, :math:`\sum_{i=1}^{2} w_{1i}^T w_{2i} +
     diag(\tanh(x W_d))`, where :math:`(w_1, w_2) = GELU(x W_1) W_2`, with 4 H hidden dimensions, and each row of
-    :math:`w_1` has root mean square one. No fused kernel does this.
+    :math:`w_1` has root mean square one. None of these has a bias. The weights that are returned, and dropped out, are
+    those after the second composition. No fused kernel does this: scores and weights of all heads exist, (B, H, T,
+    keys). A cache holds the maps of the keys beside them.
 
     ``damcha_repo``: :math:`\alpha_t = softmax(W_2 \tanh(W_1 x_t))` over the source head,
     :math:`s'_h = \sum_g \alpha_t[g, h] s_g`, :math:`s'' = g s' + (1 - g) s` with the gate :math:`g_t = \sigma(W x_t)`.
 
-    Source: Xiao et al. 2024, arXiv 2405.08553, section 2.
+    Source: Xiao et al. 2024, arXiv 2405.08553, section 2; how the maps start is their repository's,
+    Caiyun-AI/DCFormer.
     """
 
     Options = DcmhaOptions
+    _mean_maps: Tensor | None = None  # (1 or 2, H, H), of the last pass
 
     def build(self) -> None:
         D, H = self.d_model, self.n_heads
@@ -59,6 +68,7 @@ class DcmhaAttention(Attention):
     ) -> tuple[Tensor, Tensor | None]:
         q, k, v = (self.split_heads(project(x)) for project in (self.W_q, self.W_k, self.W_v))
         of_query, of_key = self._maps(x)  # (B, T, 2, H, H)
+        self._remember(of_query, of_key, masks.padding)
         keys_real = masks.padding
         if cache is not None:
             new = {"keys": k, "values": v}
@@ -69,7 +79,7 @@ class DcmhaAttention(Attention):
             if of_key is not None:
                 of_key = kept["maps"][:, 0].view(*k.shape[::2], 2, self.n_heads, self.n_heads)
         seen, bias = visibility(q, k.shape[2], masks, keys_real)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, keys)
+        scores = (q / math.sqrt(self.head_dim)) @ k.transpose(-1, -2)  # (B, H, T, keys); scaled first: half overflows
         scores = _composed(scores, of_query[:, :, 0], None if of_key is None else of_key[:, :, 0])
         if bias is not None:
             scores = scores + bias.masked_fill(~seen, 0)
@@ -89,17 +99,39 @@ class DcmhaAttention(Attention):
             return (gate * alpha + (1 - gate) * eye).unsqueeze(2), None
         hidden = F.gelu(torch.einsum("btd,dck->btck", x, self.hidden))
         w1, w2 = torch.einsum("btck,ckpih->btcpih", hidden, self.low_rank).unbind(3)  # (B, T, 4, rank, H)
-        w1 = w1 * torch.rsqrt(w1.square().mean(dim=-1, keepdim=True) + 1e-6)
+        wide = w1 if w1.dtype == torch.float64 else w1.float()  # squares and epsilon are less than half can hold
+        w1 = (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + 1e-6)).to(w2.dtype)
         diagonal = torch.tanh(torch.einsum("btd,dch->btch", x, self.diagonal))
         maps = torch.einsum("btcig,btcih->btcgh", w1, w2) + torch.diag_embed(diagonal)
         return eye + maps[:, :, :2], maps[:, :, 2:]
 
     @torch.no_grad()
+    def _remember(self, of_query: Tensor, of_key: Tensor | None, padding: Tensor | None) -> None:
+        if torch.compiler.is_exporting():
+            return  # a graph keeps nothing
+        maps = (of_query if of_key is None else of_query + of_key).detach().float()
+        if padding is None:
+            self._mean_maps = maps.mean(dim=(0, 1))
+        else:
+            real = padding.bool().to(maps.dtype)
+            self._mean_maps = torch.einsum("bt,btcgh->cgh", real, maps) / real.sum().clamp(min=1)
+
+    def matrices(self) -> dict[str, Tensor]:
+        """How heads (rows) feed heads (columns) before and after the softmax, the mean over the last pass's tokens."""
+        if self._mean_maps is None:
+            return {}
+        return dict(zip(("pre", "post"), self._mean_maps.clone(), strict=False))
+
+    def projections(self) -> list[str]:
+        return ["W_q", "W_k", "W_v", "out_proj"]
+
+    @torch.no_grad()
     def init_weights(self) -> None:
         if self.options.variant == "paper":
-            self.hidden.normal_(std=math.sqrt(2 / (self.d_model + 4 * self.n_heads)))
-            self.low_rank.normal_(std=1e-2)
-            self.diagonal.normal_(std=1e-2)
+            D, H = self.d_model, self.n_heads
+            self.hidden.normal_(std=math.sqrt(2 / (D + 4 * H)))
+            self.low_rank.normal_(std=0.01 * math.sqrt(1 / (4 * H)) * 2 / (H + _RANK))
+            self.diagonal.normal_(std=0.005 * math.sqrt(2 / (D + H)))
 
 
 def _composed(rows: Tensor, of_query: Tensor, of_key: Tensor | None) -> Tensor:

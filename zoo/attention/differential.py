@@ -1,84 +1,85 @@
-"""Attention as the difference of two softmaxes."""
+"""Attention as the difference of two softmaxes, which cancels what both attend to."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
 
-
-@dataclass(frozen=True)
-class DifferentialOptions:
-    lambda_spread: float = option(0.1, "standard deviation of lambda's vectors at the start", shapes_weights=False)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lambda_spread < math.inf:
-            raise ZooError(f"lambda_spread: got {self.lambda_spread}; must be 0 or more")
+EPS = 1e-5  # of the norm after the mix
+SPREAD = 0.1  # standard deviation of lambda's vectors at the start
 
 
 @register_attention("differential")
 class DifferentialAttention(Attention):
-    r"""The difference of two attentions of half the width a head, so that what both attend to cancels.
+    r"""Differential attention: two softmaxes a head, the second subtracted with a learned weight.
 
     .. math::
-        A_h = softmax(q_{h,1} k_{h,1}^T / \sqrt{dh/2} + mask)
-            - \lambda \, softmax(q_{h,2} k_{h,2}^T / \sqrt{dh/2} + mask),
-        \quad y = concat_h((1 - \lambda_0) RMS(A_h v_h)) W_o,
+        A_h = softmax(q_{h1} k_{h1}^T / \sqrt{w} + mask) - \lambda \, softmax(q_{h2} k_{h2}^T / \sqrt{w} + mask), \quad
+        Y = concat_h((1 - \lambda_{init}) \, g \odot rms(A_h X W_{v,h})) W_o
 
-        \lambda = e^{\lambda_{q1} \cdot \lambda_{k1}} - e^{\lambda_{q2} \cdot \lambda_{k2}} + \lambda_0,
-        \quad \lambda_0 = 0.8 - 0.6 e^{-0.3 l}
+    with w = dh / 2 the width of the two halves of a head's query and key, and
+    :math:`\lambda = e^{a_1 \cdot b_1} - e^{a_2 \cdot b_2} + \lambda_{init}` of four learned vectors (w), one
+    :math:`\lambda` a layer; :math:`\lambda_{init} = 0.8 - 0.6 e^{-0.3 n}` for layer n from 0.
+    :math:`rms(x) = x / \sqrt{mean(x^2) + 10^{-5}}` over the dh entries of a head, with a scale :math:`g` (dh) that the
+    heads share. Two calls of PyTorch's fused attention do it, as the difference may be taken after the values are
+    mixed. The weights that are returned are A, whose rows sum to :math:`1 - \lambda` and whose entries may be negative.
+    Each softmax has a dropout of its own.
 
-    with l the layer, counted from 0, lambda shared by the heads of a layer, and the RMS norm over each head with a
-    learned scale that the heads share. Two calls of PyTorch's fused kernels do it. Source: Ye et al. 2024, arXiv
-    2410.05258, section 2.1.
+    The paper gives its network half the heads of the Transformer that it is compared with, so that w is that one's dh.
+
+    Raises:
+        ZooError: if dh is odd.
+
+    Source: Ye et al. 2024, arXiv 2410.05258, section 2.1.
     """
-
-    Options = DifferentialOptions
 
     def build(self) -> None:
         if self.head_dim % 2:
             raise ZooError(
-                f"n_heads: got {self.n_heads} for d_model {self.d_model}, heads of width {self.head_dim}; differential "
-                "attention halves them, so choose an even width"
+                f"n_heads: got {self.n_heads} for d_model {self.d_model}, which makes heads of width {self.head_dim}; "
+                "differential attention halves it, so choose a number of heads that leaves it even"
             )
         self.W_q, self.W_k, self.W_v = self.linear(), self.linear(), self.linear()
-        self.lambdas = nn.Parameter(torch.empty(4, self.head_dim // 2))  # q1, k1, q2, k2
-        self.norm = nn.RMSNorm(self.head_dim, eps=1e-5)
         self.out_proj = self.out_linear()
-        self.lambda_start = 0.8 - 0.6 * math.exp(-0.3 * self.layer_idx)
-        self.init_weights()
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer_idx)
+        width = self.head_dim // 2
+        self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2 = (
+            nn.Parameter(SPREAD * torch.randn(width)) for _ in range(4)
+        )
+        self.head_norm = nn.RMSNorm(self.head_dim, eps=EPS)
 
     def attend(
         self, x: Tensor, masks: Masks, shared: Any, cache: AttentionCache | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        q, k, v = (self.split_heads(project(x)) for project in (self.W_q, self.W_k, self.W_v))
+        q, k, v = (self.split_heads(project(x)) for project in (self.W_q, self.W_k, self.W_v))  # (B, H, T, dh)
         keys_real = None
         if cache is not None:
             k, v, keys_real = cache.append(k, v, masks.padding)
-        pairs = [
-            mix(a, b, v, masks, keys_real, self.dropout_p, need_weights)
-            for a, b in zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
-        ]
-        lam = self.lam().to(v.dtype)
-        y = self.norm(pairs[0][0] - lam * pairs[1][0]) * (1 - self.lambda_start)
-        first, second = pairs[0][1], pairs[1][1]
-        weights = None if first is None or second is None else first - lam * second
-        return self.out_proj(self.merge_heads(y.to(v.dtype))), weights
+        mixes, weights = zip(
+            *(
+                mix(half_q, half_k, v, masks, keys_real, self.dropout_p, need_weights)
+                for half_q, half_k in zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
+            ),
+            strict=True,
+        )
+        weight = self.current_lambda()
+        # normalised in the type of the scale, wherever autocast gives another
+        y = (mixes[0] - weight * mixes[1]).to(self.head_norm.weight.dtype)
+        y = ((1 - self.lambda_init) * self.head_norm(y)).to(v.dtype)
+        return self.out_proj(self.merge_heads(y)), weights[0] - weight * weights[1] if need_weights else None
 
-    def lam(self) -> Tensor:
-        """lambda, a number."""
-        q1, k1, q2, k2 = self.lambdas
-        return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.lambda_start
-
-    def matrices(self) -> dict[str, Tensor]:
-        """lambda (1, 1)."""
-        return {"lambda": self.lam().detach().view(1, 1)}
+    def current_lambda(self) -> Tensor:
+        """The weight of the second softmax, a number."""
+        first, second = (self.lambda_q1 * self.lambda_k1).sum(), (self.lambda_q2 * self.lambda_k2).sum()
+        return first.exp() - second.exp() + self.lambda_init
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        self.lambdas.normal_(std=self.options.lambda_spread)
+        for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
+            vector.normal_(std=SPREAD)
+        self.head_norm.reset_parameters()

@@ -1,9 +1,9 @@
-"""Attention with a gate a head after the mix."""
+"""Attention whose heads can be shut by a gate that reads the query's token."""
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
 from zoo.attention.mixing import mix
@@ -11,29 +11,30 @@ from zoo.attention.mixing import mix
 
 @register_attention("gated")
 class GatedAttention(Attention):
-    r"""Attention whose heads are gated by the query's token.
+    r"""Multi-head attention with a gate a head after the mix.
 
-    .. math:: y = concat_h(\sigma(w_h^T x) \, A_h v_h) W_o
+    .. math::
+        A_h = softmax(X W_{q,h} (X W_{k,h})^T / \sqrt{dh} + mask), \quad
+        Y = concat_h(\sigma(X w_h) \odot A_h X W_{v,h}) W_o
 
-    with A as in standard attention. PyTorch's fused kernels do the mix. Source: arXiv 2505.06708, the head-wise gate
-    after the scaled dot product.
+    One gate (a number in (0, 1)) a head and token, from the token that asks: a head may say nothing, without a place
+    to send its attention to. The weights that are returned are those before the gate.
+
+    Source: Qiu et al. 2025, arXiv 2505.06708, the headwise gate after the mix.
     """
 
     def build(self) -> None:
         self.W_q, self.W_k, self.W_v = self.linear(), self.linear(), self.linear()
-        self.gate = nn.Linear(self.d_model, self.n_heads, bias=False)
+        self.gate = self.linear(self.d_model, self.n_heads)
         self.out_proj = self.out_linear()
 
     def attend(
         self, x: Tensor, masks: Masks, shared: Any, cache: AttentionCache | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        q, k, v = (self.split_heads(project(x)) for project in (self.W_q, self.W_k, self.W_v))
+        q, k, v = (self.split_heads(project(x)) for project in (self.W_q, self.W_k, self.W_v))  # (B, H, T, dh)
         keys_real = None
         if cache is not None:
             k, v, keys_real = cache.append(k, v, masks.padding)
         y, weights = mix(q, k, v, masks, keys_real, self.dropout_p, need_weights)
-        y = y * torch.sigmoid(self.gate(x)).transpose(1, 2).unsqueeze(-1)  # (B, H, T, 1)
-        return self.out_proj(self.merge_heads(y)), weights
-
-    def projections(self) -> list[str]:
-        return ["W_q", "W_k", "W_v", "out_proj"]
+        gates = torch.sigmoid(self.gate(x)).transpose(1, 2).unsqueeze(-1)  # (B, H, T, 1)
+        return self.out_proj(self.merge_heads(gates * y)), weights

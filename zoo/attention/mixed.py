@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.attention.base import Attention, AttentionCache, Masks, option, places_of, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
 
@@ -28,10 +28,12 @@ class MixedAttention(Attention):
 
     Causally, global and forward heads see keys j <= t, local heads the last w of those, backward heads j < t. In full
     attention global heads see all, local heads :math:`|t - j| < w`, forward heads j <= t, backward heads j >= t.
-    Tokens are counted without padding. The first query of a causal backward head sees nothing, and mixes to zero.
+    Tokens are counted without padding, and pictures' patches row by row, behind the class token. The first query of a
+    causal backward head sees nothing, and mixes to zero. With a number of heads that 4 doesn't divide, the first roles
+    have one more. PyTorch's fused kernels do it, with a mask (H, T, keys).
 
-    PyTorch's fused kernels do it, with a mask (H, T, keys). Source: Cui et al. 2019, Mixed Multi-Head Self-Attention
-    for Neural Machine Translation, WNGT 2019.
+    Source: Cui et al. 2019, Mixed Multi-Head Self-Attention for Neural Machine Translation, WNGT 2019; the masks of a
+    causal stack are those of the method's repository.
     """
 
     Options = MixedOptions
@@ -44,20 +46,20 @@ class MixedAttention(Attention):
         self, x: Tensor, masks: Masks, shared: Any, cache: AttentionCache | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         q, k, v = (self.split_heads(project(x)) for project in (self.W_q, self.W_k, self.W_v))
-        here = places_of(masks, x.shape[1], cache, x.device)  # (T,) or (B, T)
-        here = here.expand(len(x), -1) if here.dim() == 1 else here
-        there, keys_real = here, None
+        keys_real = masks.padding
         if cache is not None:
-            kept = cache.extend(masks.padding, keys=k, values=v, places=here[:, None, :, None])
-            k, v, there, keys_real = kept["keys"], kept["values"], kept["places"][:, 0, :, 0], cache.visible_keys
-        y, weights = mix(
-            q, k, v, masks, keys_real, self.dropout_p, need_weights, visible=self._roles(here, there, masks.causal)
-        )
+            k, v, keys_real = cache.append(k, v, masks.padding)
+        n_keys = k.shape[2]
+        places = torch.arange(n_keys, device=x.device).unsqueeze(0)  # (1, keys): as all rows have the same, one mask
+        if keys_real is not None:
+            places = keys_real.bool().long().cumsum(dim=1)  # (B, keys)
+        roles = self._roles(places[:, n_keys - x.shape[1] :], places, masks.causal)
+        y, weights = mix(q, k, v, masks, keys_real, self.dropout_p, need_weights, visible=roles)
         return self.out_proj(self.merge_heads(y)), weights
 
     def _roles(self, here: Tensor, there: Tensor, causal: bool) -> Tensor:
-        """Which keys each head's role lets a query see: (B, H, T, keys)."""
-        apart = here.unsqueeze(-1) - there.unsqueeze(-2)  # (B, T, keys)
+        """Which keys each head's role lets a query see: (B or 1, H, T, keys)."""
+        apart = here.unsqueeze(-1) - there.unsqueeze(-2)  # (B or 1, T, keys)
         every = torch.ones_like(apart, dtype=torch.bool)
         backward = apart > 0 if causal else apart <= 0
         seen = {

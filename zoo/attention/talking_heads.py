@@ -18,9 +18,11 @@ class TalkingHeadsAttention(Attention):
         s'_h = \sum_g P_{gh} s_g, \quad a_h = softmax(s'_h + mask), \quad a'_h = \sum_g R_{gh} a_g, \quad
         y = concat_h(a'_h v_h) W_o
 
-    P and R (H, H) start at the identity. The mask comes after the first mixing, so that no minus infinity is mixed. No
-    fused kernel does this: scores and weights of all heads exist, (B, H, T, keys). Source: Shazeer et al. 2020, arXiv
-    2003.02436.
+    P and R (H, H) start at the identity. The mask comes after the first mixing, so that no minus infinity is mixed. The
+    weights that are returned, and dropped out, are those after the second; they may be negative, and a row's sum is
+    that of R's column. No fused kernel does this: scores and weights of all heads exist, (B, H, T, keys).
+
+    Source: Shazeer et al. 2020, arXiv 2003.02436.
     """
 
     def build(self) -> None:
@@ -36,7 +38,7 @@ class TalkingHeadsAttention(Attention):
         if cache is not None:
             k, v, keys_real = cache.append(k, v, masks.padding)
         seen, bias = visibility(q, k.shape[2], masks, keys_real)
-        scores = q @ k.transpose(-1, -2) * self.head_dim**-0.5
+        scores = (q * self.head_dim**-0.5) @ k.transpose(-1, -2)  # (B, H, T, keys); scaled first, as half overflows
         scores = torch.einsum("bgtj,gh->bhtj", scores, self.P)
         if bias is not None:
             scores = scores + bias.masked_fill(~seen, 0)

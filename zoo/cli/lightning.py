@@ -25,7 +25,7 @@ from zoo.attention.describe import describe, describe_all
 from zoo.callbacks import BestAndLastCheckpoint, PredictionWriter
 from zoo.checkpoint import Checkpoint
 from zoo.errors import ZooError, listed
-from zoo.families import class_path, data_class, task_class
+from zoo.families import FAMILIES, class_path, data_class, task_class
 from zoo.tasks import ZooTask
 
 _KEYWORDS = ("last", "best", "hpc")
@@ -145,6 +145,9 @@ class ZooCLI(LightningCLI):
         given = sys.argv[1:] if args is None else args
         if isinstance(given, list):
             _help_on_attention(given)
+        if isinstance(given, list) and any(".help" in str(argument) for argument in given):
+            for family in FAMILIES.values():
+                family.data.name_sources()
         if isinstance(given, list) and given and not given[0].startswith("-"):
             path = _option(given, "--ckpt_path")
             if path and path not in _KEYWORDS:

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.attention.base import Attention, AttentionCache, Masks, check_dropout, check_input
-from zoo.attention.damcha.method import chosen_attention, switches_in
+from zoo.attention.damcha.method import chosen_attention, known_switches, switches_in
 from zoo.attention.stacks import layer_matrices, summed_losses
 from zoo.errors import ZooError
+from zoo.registry import nearest
 
 
 class DecoderCache:
@@ -104,7 +105,10 @@ class Decoder(nn.Module):
             if value < 1:
                 raise ZooError(f"{name}: got {value}; must be at least 1")
         check_dropout(dropout)
-        kind, options = chosen_attention(attention, attention_options, switches_in(switches), "text", n_layers)
+        meant = switches_in(switches)
+        for name in switches:  # what is left is no switch
+            raise ZooError(f"{name}: it is no option of a decoder; {nearest(name, known_switches())}")
+        kind, options = chosen_attention(attention, attention_options, meant, "text", n_layers)
         self.d_model, self.attention = d_model, kind
         self.norm_first = norm_first if kind.stack.norm_first is None else kind.stack.norm_first
         shared = kind.make_shared(d_model, n_heads, n_layers, dropout, options)

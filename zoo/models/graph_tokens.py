@@ -74,7 +74,7 @@ class GraphTokenModel(nn.Module):
         readout: read the graph's output nodes (``outputs``) or ``all`` nodes.
         on_unseen_inputs: what to do about inputs from which no path of at most ``n_layers`` edges leads to a node that
             is read: ``error``, or ``allow`` them to have no effect.
-        chunk_size: edges to gather at once, see ``PackedMultiheadAttention``; None gathers all.
+        chunk_size: edges, or pairs of a mask, taken at once, see ``PackedMultiheadAttention``; None is what is faster.
 
     Raises:
         ZooError: for a value out of range, or inputs that can't be seen.

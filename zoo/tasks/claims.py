@@ -149,7 +149,7 @@ def check_claim(task: "ZooTask", checkpoint: dict[str, Any]) -> None:
         for part in _STATES & set(checkpoint):
             checkpoint[part] = task.start.complete(checkpoint[part])
     old, new = claim["identity"].get("source"), task.data_identity.get("source")
-    if old != new and task.trainer_or_none is not None and task.trainer.state.fn != "predict":
+    if _are_other(old, new) and task.trainer_or_none is not None and task.trainer.state.fn != "predict":
         rank_zero_warn(f"The checkpoint was trained on {_listed(old)}; this is {_listed(new)}: figures may differ")
 
 
@@ -218,6 +218,13 @@ def _tell_changed(task: "ZooTask", claim: Mapping[str, Any]) -> None:
     seed = os.environ.get("PL_GLOBAL_SEED")
     if seed is not None and task.step_seed not in (None, int(seed) % (1 << 31)):
         rank_zero_info(f"seed_everything: {seed} here, but a run keeps the seed it began with, {task.step_seed}")
+
+
+def _are_other(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> bool:
+    """Whether two accounts of where data came from contradict each other; an older one may say less."""
+    if old is None or new is None:
+        return old is not new
+    return any(old[name] != new[name] for name in {*old} & {*new})
 
 
 def _listed(source: Mapping[str, Any] | None) -> str:

@@ -87,7 +87,7 @@ class GraphPredictionTask(ScoredTask):
         dropout: dropout probability, everywhere.
         readout: predict from the graph's output nodes (outputs) or from all.
         on_unseen_inputs: inputs too far from an output to be seen: error, or allow them to have no effect.
-        chunk_size: edges to gather at once; left out, all. Same numbers, less memory.
+        chunk_size: edges, or pairs of a mask, taken at once; left out, what is faster. Same numbers, less memory.
         class_weights: weigh the loss of each class: none, balanced (by the inverse of its share of the training rows),
             or a list in the order of the classes. Either is scaled to a mean of one over the training rows, and a
             step's loss is the mean of loss x weight over its rows: divided by the batch's own weights instead, a row's

@@ -179,6 +179,9 @@ class ImageClassificationTask(ScoredTask):
             config["input_size"] = (config["input_size"][0], height, width)
         return config
 
+    def data_wishes(self) -> dict[str, Any]:
+        return self.input_config
+
     @property
     def network_arguments(self) -> dict[str, Any]:
         """What timm makes the network with, beyond what the data decide."""

@@ -36,7 +36,8 @@ class Workspace:
         """An uninitialised tensor, of the memory given back last if that is large enough and not larger than twice."""
         kept, self._free = self._free, None
         size = torch.Size(shape).numel()
-        if kept is not None and kept.dtype == like.dtype and size <= kept.numel() <= 2 * size:
+        alike = kept is not None and kept.dtype == like.dtype and kept.device == like.device
+        if kept is not None and alike and size <= kept.numel() <= 2 * size:
             return kept[:size].view(shape)
         return like.new_empty(size).view(shape)
 

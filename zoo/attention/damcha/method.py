@@ -79,6 +79,11 @@ def switches_in(settings: dict[str, Any]) -> dict[str, Any]:
     return {**found, "options": options}
 
 
+def known_switches() -> list[str]:
+    """Names of all switches of the method, in the order that ``switches_in`` takes them."""
+    return list(dict.fromkeys([*SWITCHES, *(item.name for item in fields(DamchaOptions)), "use_multihead_M"]))
+
+
 def chosen_attention(
     attention: str | None,
     attention_options: Mapping[str, Any] | None,

@@ -201,7 +201,7 @@ class StructuredMLPForM(nn.Module):
         self._reset_own_parameters()
 
         self.last_context: Tensor | None = None  # no buffer: DDP would broadcast it between batches of unequal size
-        self._fused: tuple[int, list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
+        self._fused: tuple[tuple[object, ...], list[tuple[Tensor, int]], tuple[Tensor, Tensor]] | None = None
         self._workspace = Workspace()
 
     @torch.no_grad()
@@ -407,10 +407,11 @@ class StructuredMLPForM(nn.Module):
         return fused_weight.reshape(H * dh * dh, -1), fused_bias.reshape(-1)
 
     def _fused_out(self) -> tuple[Tensor, Tensor]:
-        """``_fuse()``, kept while gradients are off and none of its sources has been written to.
+        """``_fuse()``, kept while gradients are off and nothing that it is made of has changed.
 
-        The sources' detached views are kept beside the result: they share storage and version counter with the
-        parameters, so neither an in-place update, nor a swapped ``.data``, nor memory used again goes unnoticed.
+        That is the settings that ``_fuse`` reads, and its sources. Their detached views are kept beside the result:
+        they share storage and version counter with the parameters, so neither an in-place update, nor a swapped
+        ``.data``, nor memory used again goes unnoticed.
         """
         device = self.out.weight.device.type
         if not torch.amp.autocast_mode.is_autocast_available(device):  # such as meta
@@ -426,13 +427,16 @@ class StructuredMLPForM(nn.Module):
         sources = self._fuse_sources()
         if any(source.is_inference() for source in sources):  # these have no version counter
             return self._fuse()
+        settings = self._fuse_settings()
         if self._fused is not None:
-            step, seen, fused = self._fused
+            made_with, seen, fused = self._fused
             if (
-                step == _optimizer_steps
+                made_with == settings
                 and len(seen) == len(sources)
                 and all(
                     old.data_ptr() == new.data_ptr()
+                    and old.shape == new.shape
+                    and old.stride() == new.stride()
                     and old.dtype == new.dtype
                     and old.device == new.device
                     and version == new._version
@@ -441,8 +445,13 @@ class StructuredMLPForM(nn.Module):
             ):
                 return fused
         fused = self._fuse()
-        self._fused = _optimizer_steps, [(source.detach(), source._version) for source in sources], fused
+        self._fused = settings, [(source.detach(), source._version) for source in sources], fused
         return fused
+
+    def _fuse_settings(self) -> tuple[object, ...]:
+        """Whatever ``_fuse`` reads that is no tensor; a scale that is NaN equals none, so nothing is kept for it."""
+        scales = float(self.diag_scale), float(self.off_diag_scale)
+        return _optimizer_steps, self.off_diag_mode, scales, self.n_heads, self.head_dim
 
     def _fuse_sources(self) -> list[Tensor]:
         extra = {"linear_comb": "alpha", "bayesian": "alpha_mu", "separate_B": "B"}.get(self.off_diag_mode)

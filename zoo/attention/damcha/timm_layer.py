@@ -1,6 +1,6 @@
 """The method's attention as a layer for models of timm's own."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,11 +57,6 @@ class MetricAttention(MBasedAttention):
         super().__init__(dim, num_heads, attn_drop, qkv_bias, out_bias=proj_bias, **options)
         self.proj_drop = nn.Dropout(proj_drop)
         self.to(device=device, dtype=dtype)
-
-    @property
-    def proj(self) -> nn.Linear:
-        """The output projection, by timm's name."""
-        return cast(nn.Linear, self.out_proj)
 
     def forward(  # type: ignore[override]  # timm's layers return one tensor
         self,

@@ -1,9 +1,10 @@
-"""Multi-head attention over the edges of a graph, in memory that grows with the edges and not with their square."""
+"""Multi-head attention over the edges of a graph."""
 
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Self, TypedDict, Unpack, cast
 
@@ -21,6 +22,8 @@ from zoo.graph import AdjacencySpec
 _DIGEST, _IDENTITY = "index_digest", "identity"
 _DIGEST_BYTES = 32
 _HALF = (torch.float16, torch.bfloat16)
+_UNORDERED: tuple[type, ...] = (Set, type(iter(set())))  # sets by the letter, and what only seems to have an order
+_ORDERED: tuple[type, ...] = (Sequence, type({}.keys()))  # an ordered set, the keys of a dictionary
 
 
 class PackedOptions(TypedDict, total=False):
@@ -36,6 +39,32 @@ class PackedOptions(TypedDict, total=False):
     chunk_size: int | None
 
 
+@dataclass(frozen=True)
+class _Sorted:
+    """Sorted edges, and what they were made of: detached views that share memory and version with the buffers."""
+
+    source: Tensor
+    target: Tensor
+    versions: tuple[int | None, int | None]
+    made_for: tuple[int, int, int | None]
+    edges: Edges
+
+    @classmethod
+    def now(cls, source: Tensor, target: Tensor, made_for: tuple[int, int, int | None], edges: Edges) -> "_Sorted":
+        return cls(source.detach(), target.detach(), (_version(source), _version(target)), made_for, edges)
+
+    def is_of(self, source: Tensor, target: Tensor) -> bool:
+        """Whether nothing has been written since, in memory that is still the same."""
+        return None not in self.versions and all(
+            old.data_ptr() == new.data_ptr()
+            and old.shape == new.shape
+            and old.stride() == new.stride()
+            and old.device == new.device
+            and version == _version(new)
+            for old, new, version in zip((self.source, self.target), (source, target), self.versions, strict=True)
+        )
+
+
 class PackedMultiheadAttention(nn.Module):
     r"""Multi-head attention in which a query sees the keys at the sources of its edges, and no others.
 
@@ -45,12 +74,15 @@ class PackedMultiheadAttention(nn.Module):
         s_{ij} = q_i \cdot k_j / \sqrt{dh}, \quad a_{ij} = \exp(s_{ij}) / \sum_{l \in N(i)} \exp(s_{il}), \quad
         y_i = W_o \, concat_h \Big( \sum_{j \in N(i)} a_{ij} v_j \Big) + b_o
 
-    Work and memory grow with the number of edges. A query that sees no key mixes to zero, so its output is ``b_o``.
+    Work and memory grow with the number of edges; where more than one in twenty pairs is an edge, on a CPU, work is
+    that of dense attention, whose mask holds at most ``edges.MASK_PAIRS`` pairs at once. A query that sees no key mixes
+    to zero, so its output is ``b_o``.
     Scores, softmax and mix of float16 and bfloat16 modules are computed in float32. Autocast is switched off inside:
     inputs are cast to the parameters' dtype, which ``.half()``, ``.double()`` or ``.to()`` change.
 
     Args:
-        source_index: key position of each edge; 1-D integers, as a tensor, an array or a sequence, which is copied.
+        source_index: key position of each edge; 1-D integers, as a tensor, an array or an ordered collection, which is
+            copied.
         target_index: query position of each edge, of the same length; no (source, target) pair may come twice.
         query_features: number of query positions L.
         key_features: number of key positions S.
@@ -66,7 +98,8 @@ class PackedMultiheadAttention(nn.Module):
         generator: source of the initial weights, which are then drawn without touching the global random state.
         chunk_size: how many edges are gathered at once, forward and backward; None takes all. It bounds memory and
             changes no number. On a CPU nothing is gathered, and it bounds how many indices one call takes, down to
-            one sample and head.
+            one sample and head; of a dense graph, how many pairs of query and key a mask has, down to one query.
+            ``edges.MASK_PAIRS`` bounds masks without it, and is the most that is kept of one between calls.
 
     Attributes:
         head_dim: dh = D / H.
@@ -87,7 +120,7 @@ class PackedMultiheadAttention(nn.Module):
 
     source_index: Tensor
     target_index: Tensor
-    _sorted: tuple[Tensor, Tensor, tuple[int | None, int | None], Edges] | None = None
+    _sorted: "_Sorted | None" = None
 
     def __init__(
         self,
@@ -371,21 +404,22 @@ class PackedMultiheadAttention(nn.Module):
     def _sorted_edges(self) -> Edges:
         """The edges in an order that suits the device.
 
-        Made at the first use on a device, and again when the buffers hold something else.
+        Made at the first use on a device, and again when the buffers hold something else or another size or chunk is
+        set.
         """
         source, target = self.source_index, self.target_index
         if torch.compiler.is_compiling():  # values aren't known then, and any order is right
             order = torch.arange(self.nnz, device=source.device)
             return IndexedEdges(source, target, order, self.query_features, self.chunk_size)
-        versions = (_version(source), _version(target))
-        if self._sorted is not None:
-            old_source, old_target, old_versions, edges = self._sorted
-            if old_source is source and old_target is target and old_versions == versions and None not in versions:
-                return edges
+        made_for = (self.query_features, self.key_features, self.chunk_size)
+        kept = self._sorted
+        if kept is not None and kept.made_for == made_for:
+            if kept.is_of(source, target):
+                return kept.edges
             # Loading and DistributedDataParallel write what is there already, and a sort costs more than a comparison.
-            if edges.are(source, target):
-                self._sorted = (source, target, versions, edges)
-                return edges
+            if kept.edges.are(source, target):
+                self._sorted = _Sorted.now(source, target, made_for, kept.edges)
+                return kept.edges
         self._check_range(source.cpu().numpy(), target.cpu().numpy())
         with torch.inference_mode(False):  # the first use may be a validation step, and training goes on with this
             edges = (
@@ -393,7 +427,7 @@ class PackedMultiheadAttention(nn.Module):
                 if source.device.type == "cpu"
                 else IndexedEdges.sort(source, target, self.query_features, self.chunk_size)
             )
-        self._sorted = (source, target, versions, edges)
+        self._sorted = _Sorted.now(source, target, made_for, edges)
         return edges
 
     def __getstate__(self) -> dict[str, Any]:
@@ -616,6 +650,11 @@ def _integers(name: str, values: Any) -> NDArray[np.int64]:
         return values.astype(np.int64)
     if isinstance(values, (str, bytes)):
         raise _no_integers(name, _show(values))
+    if isinstance(values, _UNORDERED) and not isinstance(values, _ORDERED):
+        raise Kpnn2Error(
+            f"{name}: got {_show(values)}; edge e goes from source_index[e] to target_index[e], and a set has no "
+            f"order, so pass spec.{name} or an integer tensor"
+        )
     try:
         values = list(values)
     except TypeError:

@@ -23,6 +23,10 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 # Above this share of all pairs the fused kernel for dense attention is faster, below so many pairs neither matters.
 _DENSE, _DENSE_FROM = 0.05, 1 << 16
 
+# How many pairs a mask for that kernel holds, 16 MiB in float32. One that holds all pairs is kept for the next call;
+# where there are more, queries are taken in blocks, whose masks are made for each call and gone after it.
+MASK_PAIRS = 1 << 22
+
 _TOGETHER = 1 << 20  # edges times samples and heads that one call on a CPU takes: 16 MiB of indices
 
 
@@ -214,14 +218,15 @@ class CompressedEdges:
     """
 
     def __init__(self, source: Tensor, target: Tensor, n_sources: int, n_targets: int, together: int | None) -> None:
-        self.n_sources, self.n_targets = n_sources, n_targets
+        self.n_sources, self.n_targets, self._together = n_sources, n_targets, together
         self.target, self.order = target.sort(stable=True)
         self.source = source[self.order]
+        self.alone = torch.bincount(target, minlength=n_targets).eq(0)  # targets that see no source
         self._by_source, self._to_source = self.source.sort(stable=True)
         limit = _TOGETHER if together is None else min(_TOGETHER, together)
         self._copies = max(1, limit // len(source))
         self._cache: dict[tuple[int, bool], _Rows] = {}
-        self._mask: tuple[Tensor, Tensor] | None = None
+        self._mask: Tensor | None = None
 
     def are(self, source: Tensor, target: Tensor) -> bool:
         return _same(self.source, self.target, self.order, source, target)
@@ -252,18 +257,31 @@ class CompressedEdges:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return cast(Tensor, _DenseAttention.apply(q, k, v, self, scale)[0]).transpose(1, 2)
 
-    def mask(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Zero where a target sees a source and -inf elsewhere (L, S), and which targets see none (L, 1).
+    def masks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of targets, and for each a mask (rows, S): zero where a target sees a source and -inf elsewhere.
 
-        Those see all here, since a row of -inf has no softmax.
+        The next block's mask is written over the last one's.
         """
-        if self._mask is None or self._mask[0].dtype != dtype:
-            with torch.inference_mode(False), torch.no_grad():
-                mask = torch.full((self.n_targets, self.n_sources), -math.inf, dtype=dtype)
-                mask[self.target, self.source] = 0
-                alone = (mask == -math.inf).all(dim=1, keepdim=True)
-                self._mask = mask.masked_fill_(alone, 0), alone
-        return self._mask
+        limit = MASK_PAIRS if self._together is None else min(MASK_PAIRS, self._together)
+        step = max(1, limit // self.n_sources)
+        if step >= self.n_targets:
+            if self._mask is None or self._mask.dtype != dtype:
+                with torch.inference_mode(False):  # training goes on with what a validation step made
+                    mask = torch.empty(self.n_targets, self.n_sources, dtype=dtype)
+                    self._mask = self._fill(mask, slice(0, self.n_targets))
+            yield slice(0, self.n_targets), self._mask
+            return
+        memory = torch.empty(step, self.n_sources, dtype=dtype)
+        for start in range(0, self.n_targets, step):
+            rows = slice(start, min(start + step, self.n_targets))
+            yield rows, self._fill(memory[: rows.stop - start], rows)
+
+    def _fill(self, mask: Tensor, rows: slice) -> Tensor:
+        first, last = torch.searchsorted(self.target, torch.tensor([rows.start, rows.stop])).tolist()
+        mask.fill_(-math.inf)
+        mask[self.target[first:last] - rows.start, self.source[first:last]] = 0
+        mask[self.alone[rows]] = 0  # a row of -inf has no softmax
+        return mask
 
     def blocks(self, rows: int) -> Iterator[slice]:
         """Samples and heads that one call takes."""
@@ -408,28 +426,38 @@ class _DenseAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, edges: CompressedEdges, scale: float) -> tuple[Tensor, ...]:
-        mask, alone = edges.mask(q.dtype)
-        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, attn_mask=mask, scale=scale
-        )
-        return out.masked_fill(alone, 0), out, logsumexp
+        outs, sums = [], []
+        for rows, mask in edges.masks(q.dtype):
+            out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q[:, :, rows], k, v, attn_mask=mask, scale=scale
+            )
+            outs.append(out.transpose(1, 2))  # as they lie in memory
+            sums.append(logsumexp.transpose(1, 2))
+        out, logsumexp = (_joined(parts, q, dim=1).transpose(1, 2) for parts in (outs, sums))
+        return out.masked_fill_(edges.alone.view(-1, 1), 0), logsumexp
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, v, ctx.edges, ctx.scale = inputs
-        _, out, logsumexp = output
-        ctx.mark_non_differentiable(out, logsumexp)
+        out, logsumexp = output
+        ctx.mark_non_differentiable(logsumexp)
         ctx.save_for_backward(q, k, v, out, logsumexp)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, logsumexp = ctx.saved_tensors
         if not torch.is_grad_enabled() and _finite(grad):
-            mask, alone = ctx.edges.mask(q.dtype)
-            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad.masked_fill(alone, 0), q, k, v, out, logsumexp, 0.0, False, attn_mask=mask, scale=ctx.scale
-            )
-            return (*found, None, None)
+            grad = grad.masked_fill(ctx.edges.alone.view(-1, 1), 0)
+            d_q, d_k, d_v = [], None, None
+            for rows, mask in ctx.edges.masks(q.dtype):
+                d_q_part, d_k_part, d_v_part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    *(x[:, :, rows] for x in (grad, q)), k, v, *(x[:, :, rows] for x in (out, logsumexp)),
+                    0.0, False, attn_mask=mask, scale=ctx.scale,
+                )  # fmt: skip
+                d_q.append(d_q_part.transpose(1, 2))
+                d_k = d_k_part if d_k is None else d_k.add_(d_k_part)
+                d_v = d_v_part if d_v is None else d_v.add_(d_v_part)
+            return _joined(d_q, q, dim=1).transpose(1, 2), d_k, d_v, None, None
         keep = torch.is_grad_enabled()
         wanted = [x for x, needed in zip((q, k, v), ctx.needs_input_grad, strict=False) if needed]
         if not keep:
@@ -458,10 +486,10 @@ def _reduced(x: Tensor, edges: CompressedEdges, how: str) -> Tensor:
     return _joined(parts, x).view(len(x), edges.n_targets)
 
 
-def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
+def _joined(parts: list[Tensor], like: Tensor, dim: int = 0) -> Tensor:
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(parts) if parts else like.new_empty(0)
+    return torch.cat(parts, dim) if parts else like.new_empty(0)
 
 
 def _compressed_dot(a: Tensor, b: Tensor, edges: CompressedEdges, scale: float) -> Tensor:

@@ -1,0 +1,48 @@
+"""Corpora, picture sets and tables by name: one file each, here or wherever ``ZOO_PLUGINS`` says."""
+
+from datamodules.sources.base import (
+    CORPORA,
+    PICTURES,
+    TABLES,
+    CorpusData,
+    CorpusSource,
+    PictureData,
+    PictureSource,
+    Source,
+    TableData,
+    TableSource,
+    Usual,
+    describe,
+    list_corpora,
+    list_pictures,
+    list_tables,
+    make_source,
+    register_corpus,
+    register_pictures,
+    register_table,
+)
+from zoo.attention.base import NoOptions, option
+
+__all__ = [
+    "CORPORA",
+    "PICTURES",
+    "TABLES",
+    "CorpusData",
+    "CorpusSource",
+    "NoOptions",
+    "PictureData",
+    "PictureSource",
+    "Source",
+    "TableData",
+    "TableSource",
+    "Usual",
+    "describe",
+    "list_corpora",
+    "list_pictures",
+    "list_tables",
+    "make_source",
+    "option",
+    "register_corpus",
+    "register_pictures",
+    "register_table",
+]
