@@ -227,7 +227,8 @@ class Start:
             raise ZooError("what it says of its adapter was altered; take another", argument="checkpoint")
         self.transfers = read_transfers(claim.get("transfer", []))  # what wasn't kept is trained in full
         if mine["lora_rank"]:  # else a config that doesn't mention the adapter
-            for name in ("lora_rank", "lora_alpha"):
+            is_trained = self.task.trainer_or_none is not None and self.task.trainer.state.fn == "fit"
+            for name in ("lora_rank", "lora_alpha", *(("lora_dropout",) if is_trained else ())):
                 if mine[name] != theirs.get(name):
                     raise CheckpointMismatchError(
                         f"model.{name}: {theirs.get(name)} in the checkpoint, {mine[name]} here; leave it out",
