@@ -125,7 +125,6 @@ class ZooCLI(LightningCLI):
             seed_everything_default=0,
             save_config_callback=RunConfig,
             save_config_kwargs={"overwrite": True},  # a resumed run goes on in its own folder
-            auto_configure_optimizers=False,  # those want parameters before configure_model has made them
             load_from_checkpoint_support=False,  # our checkpoints carry plain settings
             parser_class=ZooParser,
             parser_kwargs={"description": "Train, test and use the models of the zoo."},
@@ -164,6 +163,11 @@ class ZooCLI(LightningCLI):
             if model["class_path"] == config.model.class_path:
                 base = json.dumps({"model": model})
                 self.config = parser.parse_args([given[0], "--config", base, *given[1:]])
+
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        """Hand --optimizer and --lr_scheduler to the task, which makes them when there are parameters."""
+        optimizer, lr_scheduler = (self._get(self.config_init, name) for name in ("optimizer", "lr_scheduler"))
+        self.model.choose_optimizer(*(_chosen(given) for given in (optimizer, lr_scheduler)))
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let the checkpoint's settings override the user's; ``checkpoint_config`` is beneath them."""
@@ -265,6 +269,10 @@ class ZooCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 print(f"Curves, samples and pictures: tensorboard --logdir {_shown(logger.log_dir)}")
+
+
+def _chosen(given: Any) -> dict[str, Any] | None:
+    return None if not given else given.as_dict() if isinstance(given, Namespace) else dict(given)
 
 
 def _help_on_attention(args: list[str]) -> None:
