@@ -16,13 +16,13 @@ from timm.models import (
     register_model,
     register_notrace_module,
 )
-from timm.models._features import feature_take_indices  # timm has no public name for it
 from torch import Tensor, nn
 
 from zoo.attention.base import Attention, Masks, check_dropout
 from zoo.attention.damcha.method import chosen_attention, switches_in
 from zoo.attention.stacks import layer_matrices, summed_losses
 from zoo.errors import CheckpointMismatchError, ZooError, listed
+from zoo.private.timm import feature_take_indices
 
 register_notrace_module(Attention)  # attentions look at shapes, so torch.fx takes them whole
 

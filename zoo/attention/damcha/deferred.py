@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zoo.private.torch import backward_pass
+
 _CHUNK = 1 << 19  # numbers of a metric chunk for each thread: 2 MiB in float32, the size of a core's second cache
 
 # Up to this width of the generator's last hidden layer its product is done sooner, per number made, than the number is
@@ -149,7 +151,7 @@ class _Generate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         hidden, weight = ctx.saved_tensors
-        readings = ctx.ledger.readings.pop(_backward_pass(), [])
+        readings = ctx.ledger.readings.pop(backward_pass(), [])
         if not readings:
             return None, None, None, None
         K, size = hidden.shape[-1], weight.shape[0]
@@ -191,7 +193,7 @@ class _Read(torch.autograd.Function):
         x, *sources = ctx.saved_tensors
         g = g.contiguous()
         if ctx.needs_input_grad[1]:
-            ctx.ledger.readings.setdefault(_backward_pass(), []).append((x, g))
+            ctx.ledger.readings.setdefault(backward_pass(), []).append((x, g))
         dx = _through(g, _Chunks(ctx.ledger, *sources), transposed=True) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None
 
@@ -205,8 +207,3 @@ def _through(x: Tensor, metrics: _Chunks, transposed: bool) -> Tensor:
         m = metrics[part].view(-1, dh, dh)
         torch.bmm(rows[part].view(-1, s, dh), m.transpose(1, 2) if transposed else m, out=out[part].view(-1, s, dh))
     return out.view(x.shape)
-
-
-def _backward_pass() -> int:
-    """A number that is the same for all nodes of one backward pass."""
-    return torch._C._current_graph_task_id()

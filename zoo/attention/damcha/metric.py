@@ -14,6 +14,7 @@ from zoo.attention.base import Masks, check_dropout, check_heads, check_input, o
 from zoo.attention.damcha.contexts import PrefixState, TokenBlocks, block_contexts, mean_context
 from zoo.attention.damcha.deferred import SharedMetrics, Workspace
 from zoo.errors import ZooError
+from zoo.private.torch import has_autocast
 
 _FEW = 16  # contexts for which metrics are made at once where there are no gradients
 OFF_DIAG_MODES = ("mlp", "linear_comb", "bayesian", "separate_B")
@@ -414,7 +415,7 @@ class StructuredMLPForM(nn.Module):
         ``.data``, nor memory used again goes unnoticed.
         """
         device = self.out.weight.device.type
-        if not torch.amp.autocast_mode.is_autocast_available(device):  # such as meta
+        if not has_autocast(device):  # such as meta
             return self._kept_or_fused()
         with torch.autocast(device, enabled=False):  # the sum is kept for calls without it too
             return self._kept_or_fused()
