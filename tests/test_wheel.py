@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,8 +26,8 @@ COMMANDS = [
 RUN = """
 import contextlib, io, json, os, sys
 import zoo
-early = {"zoo.checkpoint.index", "zoo.checkpoint.remote", "jsonschema"} & set(sys.modules)
-found = {"file": zoo.__file__, "early": sorted(early)}
+early = {"zoo.checkpoint.index", "zoo.checkpoint.remote", "jsonschema", "pandas", "lightning"} & set(sys.modules)
+found = {"file": zoo.__file__, "version": zoo.__version__, "early": sorted(early)}
 from zoo.cli import zoo_main
 for args in json.load(sys.stdin):
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -88,12 +89,17 @@ def test_wheel_has_index_cards_and_configs_and_no_weights(wheel):
     for pattern in ("checkpoints/index.json", "checkpoints/*/card.md", "checkpoints/*/config.yaml", "configs/*/*.*"):
         assert {f"zoo/_data/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob(pattern)} <= names
     assert not any(name.endswith(".ckpt") for name in names)
+    assert {"zoo/py.typed", "datamodules/py.typed"} <= names
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"zoo", "datamodules"}
 
 
-def test_importing_the_zoo_looks_at_no_shelf(ran):
+def test_importing_the_zoo_looks_at_no_shelf_and_waits_for_no_trainer(ran):
     assert ran["early"] == []
+
+
+def test_version_is_that_of_the_project(ran):
+    assert ran["version"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def test_installed_commands_know_the_index_and_the_configs(ran):

@@ -69,9 +69,12 @@ def __getattr__(name: str) -> Any:
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("damcha-zoo")
+        try:
+            return version("damcha-zoo")
+        except PackageNotFoundError:  # a clone on PYTHONPATH
+            return "0+unknown"
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from torch.nn.utils import skip_init
 
 from zoo.attention.packed.edges import CompressedEdges, Edges, IndexedEdges
 from zoo.errors import CheckpointMismatchError, Kpnn2Error
-from zoo.graph import AdjacencySpec
+
+if TYPE_CHECKING:
+    from zoo.graph import AdjacencySpec  # which brings pandas, and takes a second that importing the zoo needn't
 
 _DIGEST, _IDENTITY = "index_digest", "identity"
 _DIGEST_BYTES = 32
@@ -185,7 +187,7 @@ class PackedMultiheadAttention(nn.Module):
 
     @classmethod
     def from_adjacency(
-        cls, spec: AdjacencySpec, embed_dim: int, num_heads: int, **options: Unpack[PackedOptions]
+        cls, spec: "AdjacencySpec", embed_dim: int, num_heads: int, **options: Unpack[PackedOptions]
     ) -> Self:
         """Self-attention among the nodes of a graph, along its edges, that claims the graph's fingerprint.
 
