@@ -10,23 +10,24 @@ from typing import Any
 
 from torch import nn
 
-from zoo.attention import StructuredMLPForM
+from zoo.attention import Attention
 from zoo.errors import ZooError
 
 BASE = ".base_layer."  # peft puts the layer that it adapts there
 
 
 def projections(network: nn.Module, depths: Mapping[str, int]) -> list[str]:
-    """Names of the linear layers in a network's blocks; those of a metric's generator are none."""
+    """Names of the linear layers in a network's blocks; of an attention's, those that it calls projections."""
     top = max(depths.values())
-    generators = tuple(f"{name}." for name, m in network.named_modules() if isinstance(m, StructuredMLPForM))
-    return [
+    linear = [
         name
         for name, module in network.named_modules()
-        if type(module) is nn.Linear
-        and 0 < depths.get(f"{name}.weight", 0) < top
-        and not (generators and name.startswith(generators))
+        if type(module) is nn.Linear and 0 < depths.get(f"{name}.weight", 0) < top
     ]
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
+    theirs = {f"{name}.{own}" for name, layer in layers.items() for own in layer.projections()}
+    inside = tuple(f"{name}." for name in layers)
+    return [name for name in linear if name in theirs or not (inside and name.startswith(inside))]
 
 
 def add_lora(network: nn.Module, names: Collection[str], rank: int, alpha: float, dropout: float) -> None:

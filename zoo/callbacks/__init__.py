@@ -2,8 +2,9 @@
 
 from zoo.callbacks.checkpoints import BestAndLastCheckpoint
 from zoo.callbacks.mistakes import Mistakes
-from zoo.callbacks.pictures import MetricPictures, TextSamples
+from zoo.callbacks.pictures import MetricPictures
 from zoo.callbacks.predictions import PredictionWriter
+from zoo.callbacks.samples import TextSamples
 from zoo.callbacks.throughput import PicturesPerSecond, TokensPerSecond
 
 __all__ = [

@@ -1,49 +1,16 @@
-"""What a run shows in TensorBoard: what a language model writes, and what the metrics of attention look like."""
+"""What attention looks like, in TensorBoard."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from zoo.callbacks.loggers import tensorboards
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel
 from zoo.models.vision_transformer import VisionTransformer
-from zoo.tasks import LanguageModelTask, ZooTask
-
-
-def _tensorboards(trainer: pl.Trainer) -> list[TensorBoardLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-
-
-class TextSamples(pl.Callback):
-    """Write continuations of fixed prompts to TensorBoard's text tab at each validation.
-
-    Args:
-        prompts: the texts to continue; an empty one starts a new text.
-        max_new_tokens: how many tokens to add at the most.
-    """
-
-    def __init__(self, prompts: Sequence[str] = ("",), max_new_tokens: int = 100) -> None:
-        self.prompts, self.max_new_tokens = list(prompts), max_new_tokens
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not isinstance(pl_module, LanguageModelTask):
-            raise ZooError(f"TextSamples: got {type(pl_module).__name__}; it shows a LanguageModelTask's samples only")
-        if trainer.sanity_checking or not trainer.is_global_zero:
-            return
-        for logger in _tensorboards(trainer):
-            network = pl_module.network
-            room = self.max_new_tokens
-            if network.positions == "learned":  # which end; a sample is no reason to end the run as well
-                longest = max(len(pl_module.encode_prompt(prompt)) for prompt in self.prompts)
-                room = max(0, min(room, network.max_len - longest))
-            texts = pl_module.generate(self.prompts, max_new_tokens=room)
-            for i, (prompt, text) in enumerate(zip(self.prompts, texts, strict=True)):
-                indented = "\n".join(f"    {line}" for line in f"{prompt}{text}".splitlines())  # Markdown's verbatim
-                logger.experiment.add_text(f"sample/{i}", indented, trainer.global_step)
+from zoo.tasks import ZooTask
 
 
 def signed_picture(M: Tensor) -> Tensor:
@@ -54,9 +21,11 @@ def signed_picture(M: Tensor) -> Tensor:
 
 
 class MetricPictures(pl.Callback):
-    """Draw each layer's metric M to TensorBoard's image tab at each validation.
+    """Draw what each layer's attention has to show, such as DAMCHA's metric M, to TensorBoard's image tab at each
+    validation.
 
-    Averaged over the last batch, each row's final prefix. Layers that share one metric share one picture.
+    A generated metric is averaged over the last batch, each row's final prefix. Layers that share one picture are drawn
+    once.
     """
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,9 +52,9 @@ class MetricPictures(pl.Callback):
         network = cast(ZooTask, pl_module).network
         shown: Tensor | None = None
         stack = network.decoder if isinstance(network, LanguageModel) else cast(VisionTransformer, network)
-        for name, M in stack.get_M_matrices():
+        for name, M in stack.matrices():
             if shown is not None and torch.equal(M, shown):
                 continue
             shown = M
-            for logger in _tensorboards(trainer):
+            for logger in tensorboards(trainer):
                 logger.experiment.add_image(f"metric/{name}", signed_picture(M), trainer.global_step)
