@@ -36,20 +36,20 @@ class CsvFile:
         self.delimiter = delimiter or DELIMITERS[path.suffix.lower()]
         self._goes_by_suffix = delimiter is None
         self._kind = "TSV" if self.delimiter == "\t" else "CSV"
-        with self._told():
+        with self._explained():
             if fault := another_format(read_head(path)):
                 raise ZooError(f"{argument}: {path} {fault}")
 
     @cached_property
     def first_line(self) -> str:
         """The header as it stands."""
-        with self._told():
+        with self._explained():
             return next((line for line in self._lines() if line.strip()), "").rstrip("\r\n")
 
     @cached_property
     def header(self) -> list[str]:
         """Names of the columns, as they stand."""
-        with self._told():
+        with self._explained():
             header = next(filter(None, self._reader()), None)
         if not header:
             raise ZooError(f"{self.argument}: {self.path} is empty; give a table with a header and rows")
@@ -58,7 +58,7 @@ class CsvFile:
     def rows(self) -> Iterator[list[str]]:
         """The rows below the header, one at a time, but for blank lines."""
         width = len(self.header)
-        with self._told():
+        with self._explained():
             reader = self._reader()
             next(filter(None, reader))
             for row in reader:
@@ -111,7 +111,7 @@ class CsvFile:
         for _ in self.rows():
             pass  # pandas fills short rows, and would end a cell at a NUL
         header = [name or f"Unnamed: {i}" for i, name in enumerate(self.header)]
-        with self._told():
+        with self._explained():
             return pd.read_csv(
                 self.path,
                 sep=self.delimiter,
@@ -134,7 +134,7 @@ class CsvFile:
         return csv.reader(self._lines(), delimiter=self.delimiter, strict=True)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explained(self) -> Iterator[None]:
         """Say in one line what reading meets."""
         try:
             yield

@@ -22,7 +22,7 @@ from zoo.errors import ZooError
 
 
 @dataclass(frozen=True)
-class Look:
+class PictureFormat:
     """What a model's pictures look like: ``size`` is (height, width), mean and std have a number a channel."""
 
     channels: int
@@ -43,7 +43,7 @@ class Look:
         }
 
 
-def evaluation_transform(look: Look) -> Compose:
+def evaluation_transform(look: PictureFormat) -> Compose:
     """Resize (shape kept), cut out the centre, and normalise: a picture to a tensor (channels, height, width)."""
     return create_transform(
         (look.channels, *look.size),
@@ -55,7 +55,7 @@ def evaluation_transform(look: Look) -> Compose:
 
 
 def training_transform(
-    look: Look,
+    look: PictureFormat,
     hflip: float,
     crop_scale: float,
     shift: float,
@@ -83,7 +83,7 @@ def training_transform(
     return Compose(steps)
 
 
-def policy(text: str, look: Look) -> Callable[[Image.Image], Image.Image]:
+def policy(text: str, look: PictureFormat) -> Callable[[Image.Image], Image.Image]:
     """A policy of timm's, such as rand-m9-mstd0.5-inc1, augmix-m5-w4-d2, original-mstd0.5 or 3a.
 
     Raises:

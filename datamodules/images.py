@@ -16,21 +16,21 @@ from datamodules.image_files import Pictures, check_pictures, find_twins, pictur
 from datamodules.image_folders import find_all, find_classes, find_labelled
 from datamodules.image_transforms import (
     EpochSampler,
-    Look,
+    PictureFormat,
     PictureRows,
     evaluation_transform,
     policy,
     training_transform,
 )
 from datamodules.loaders import ResumableLoader
-from datamodules.sources.base import PICTURES, PictureSource, Usual, make_source
+from datamodules.sources.base import PICTURES, PictureDefaults, PictureSource, make_source
 from datamodules.splits import SPLITS, split_pictures, tell_of_absent_classes
 from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.lookalikes import refuse_look_alikes
 
 _INTERPOLATIONS = ("bilinear", "bicubic", "nearest")
-_FOLDER = Usual(224, 3, crop=0.9, hflip=0.5, crop_scale=0.35)  # what pictures of a user's folder are like
+_FOLDER = PictureDefaults(224, 3, crop=0.9, hflip=0.5, crop_scale=0.35)  # what pictures of a user's folder are like
 
 
 class ImageDataModule(ZooDataModule):
@@ -142,7 +142,7 @@ class ImageDataModule(ZooDataModule):
         self._found: tuple[bool, Pictures, np.ndarray] | None = None
         self._twins: list[list[int]] = []
         self._loaded: Literal["split", "evaluate", "predict"] | None = None
-        self._look: Look | None = None
+        self._format: PictureFormat | None = None
         self._targets: np.ndarray | None = None
         self._splits: np.ndarray | None = None  # None: every picture is for evaluation
 
@@ -183,7 +183,7 @@ class ImageDataModule(ZooDataModule):
             if h[name] is not None and not good(h[name]):
                 raise ZooError(f"data.{name}: got {h[name]}; {rule}")
         if h["auto_augment"] is not None:
-            policy(h["auto_augment"], Look(3, (8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0))
+            policy(h["auto_augment"], PictureFormat(3, (8, 8), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0))
 
     def _find_source(self, source: str, path: str | None) -> tuple[str, bool]:
         """The source, and whether it is where the checkpoint's pictures were."""
@@ -212,10 +212,10 @@ class ImageDataModule(ZooDataModule):
         return found
 
     @property
-    def _usual(self) -> Usual:
+    def _usual(self) -> PictureDefaults:
         return _FOLDER if self._set is None else self._set.usual
 
-    def _looks(self) -> Look:
+    def _make_format(self) -> PictureFormat:
         """The first that is known: argument, checkpoint, the model's wishes, what is usual."""
         h, usual = self.hparams, self._usual
         saved = {} if self._saved is None else self._saved.identity
@@ -229,7 +229,7 @@ class ImageDataModule(ZooDataModule):
             for name in ("mean", "std")
         )
         height, width = size or (usual.size, usual.size)
-        return Look(
+        return PictureFormat(
             channels,
             (height, width),
             mean,
@@ -317,8 +317,8 @@ class ImageDataModule(ZooDataModule):
         elif self._saved is not None:
             counted = ("train_pictures", "class_counts")
             source |= {name: value for name, value in self._saved.identity["source"].items() if name in counted}
-        self._look = self._looks()
-        self._identity = {"kind": "images", "classes": list(classes), **self._look.to_dict(), "source": source}
+        self._format = self._make_format()
+        self._identity = {"kind": "images", "classes": list(classes), **self._format.to_dict(), "source": source}
         self._targets, self._splits, self._loaded = targets, splits, wanted
         self._report(pictures, good)
         if targets is not None:
@@ -410,7 +410,7 @@ class ImageDataModule(ZooDataModule):
     # ------------------------------------------------------------------ loaders
 
     def _of_split(self, split: int, training: bool = False, predicting: bool = False) -> PictureRows:
-        if self._found is None or self._look is None or self._loaded is None:
+        if self._found is None or self._format is None or self._loaded is None:
             raise ZooError("ImageDataModule: no data yet; call prepare_data() and setup('fit') first")
         _, pictures, good = self._found
         if self._splits is None:
@@ -427,13 +427,13 @@ class ImageDataModule(ZooDataModule):
                 pictures,
                 rows,
                 targets,
-                self._look.channels,
-                self._training_transform(self._look),
+                self._format.channels,
+                self._training_transform(self._format),
                 self.hparams["split_seed"],
             )
-        return PictureRows(pictures, rows, targets, self._look.channels, evaluation_transform(self._look))
+        return PictureRows(pictures, rows, targets, self._format.channels, evaluation_transform(self._format))
 
-    def _training_transform(self, look: Look) -> Compose:
+    def _training_transform(self, look: PictureFormat) -> Compose:
         h, usual = self.hparams, self._usual
         return training_transform(
             look,

@@ -100,7 +100,7 @@ def find_files(path: str, field: str | None) -> list[TextFile]:
     kinds: Counter[str] = Counter()
     hidden: list[str] = []
     try:
-        root, names = _look(path, wanted, kinds, hidden)
+        root, names = _format(path, wanted, kinds, hidden)
         if not names:
             found = ", ".join(sorted({*kinds, *hidden})) or "nothing"
             raise ZooError(
@@ -137,7 +137,7 @@ def find_files(path: str, field: str | None) -> list[TextFile]:
     return files
 
 
-def _look(path: str, wanted: tuple[str, ...], kinds: "Counter[str]", hidden: list[str]) -> tuple[str, list[str]]:
+def _format(path: str, wanted: tuple[str, ...], kinds: "Counter[str]", hidden: list[str]) -> tuple[str, list[str]]:
     """The folder of a corpus, and the names of its files below it."""
     place = os.path.expanduser(path)
     if os.path.isfile(place):

@@ -245,7 +245,7 @@ class CorpusSource(Source[CorpusData]):
 
 
 @dataclass(frozen=True)
-class Usual:
+class PictureDefaults:
     """What a set's pictures are like, and how they are varied in training, where nothing else says so.
 
     Args:
@@ -267,7 +267,7 @@ class PictureSource(Source[PictureData]):
     """A set of pictures by name."""
 
     shelf = "images"
-    usual: ClassVar[Usual] = Usual(224, 3)
+    usual: ClassVar[PictureDefaults] = PictureDefaults(224, 3)
     """What its pictures are like."""
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from datamodules.sources.base import PictureData, PictureSource, Usual, register_pictures
+from datamodules.sources.base import PictureData, PictureDefaults, PictureSource, register_pictures
 
 
 @register_pictures("digits")
@@ -13,7 +13,7 @@ class Digits(PictureSource):
     4.0; the test part, as scikit-learn carries it.
     """
 
-    usual = Usual(8, 1)
+    usual = PictureDefaults(8, 1)
 
     def load(self) -> PictureData:
         from sklearn.datasets import load_digits

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torchvision.datasets import CIFAR10, CIFAR100, MNIST, FashionMNIST
 
-from datamodules.sources.base import PictureData, PictureSource, Usual, register_pictures
+from datamodules.sources.base import PictureData, PictureDefaults, PictureSource, register_pictures
 
 
 class TorchvisionSet(PictureSource):
@@ -45,7 +45,7 @@ class Cifar10(TorchvisionSet):
 
     kind = CIFAR10
     own_folder = CIFAR10.base_folder
-    usual = Usual(32, 3, hflip=0.5, crop_scale=0.6)
+    usual = PictureDefaults(32, 3, hflip=0.5, crop_scale=0.6)
 
 
 @register_pictures("cifar100")
@@ -57,7 +57,7 @@ class Cifar100(TorchvisionSet):
 
     kind = CIFAR100
     own_folder = CIFAR100.base_folder
-    usual = Usual(32, 3, hflip=0.5, crop_scale=0.6)
+    usual = PictureDefaults(32, 3, hflip=0.5, crop_scale=0.6)
 
 
 @register_pictures("mnist")
@@ -69,7 +69,7 @@ class Mnist(TorchvisionSet):
 
     kind = MNIST
     own_folder = "MNIST"
-    usual = Usual(28, 1)
+    usual = PictureDefaults(28, 1)
 
 
 @register_pictures("fashion_mnist")
@@ -81,4 +81,4 @@ class FashionMnist(TorchvisionSet):
 
     kind = FashionMNIST
     own_folder = "FashionMNIST"
-    usual = Usual(28, 1, hflip=0.5)
+    usual = PictureDefaults(28, 1, hflip=0.5)

@@ -31,7 +31,7 @@ from sklearn.datasets import load_digits
 
 import datamodules.image_files
 from datamodules.image_files import check_pictures, open_picture
-from datamodules.image_transforms import Look, policy
+from datamodules.image_transforms import PictureFormat, policy
 from datamodules.images import ImageDataModule
 from datamodules.splits import split_pictures
 from zoo.checkpoint.identity import digest, read_checkpoint, read_claim
@@ -1087,7 +1087,7 @@ def test_what_is_left_out_is_usual_for_the_source(tmp_path, monkeypatch, source,
 )
 def test_policies_run_to_their_extremes(channels, text):
     """Pillow 13 refuses to keep no bit of a picture, which timm asks of it at the ends of its range."""
-    chosen = policy(text, Look(channels, (8, 8), (0.5,) * channels, (0.5,) * channels, "bicubic", 1.0))
+    chosen = policy(text, PictureFormat(channels, (8, 8), (0.5,) * channels, (0.5,) * channels, "bicubic", 1.0))
     picture = Image.fromarray(pixels_of(3, channels=channels))
     for _ in range(150):
         assert chosen(picture).mode == picture.mode
