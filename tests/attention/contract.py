@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 import io
+import itertools
 import pickle
 from collections.abc import Sequence
 from types import NoneType
@@ -81,7 +82,7 @@ def others(hint: Any, default: Any) -> list[Any]:
 
 
 def choices(name: str) -> list[dict[str, Any]]:
-    """The defaults, and each option by itself at other values: every one where there are few, else one that is taken."""
+    """The defaults, and each option by itself at other values: all where there are few, else one that is taken."""
     kind, found = attention_class(name), [{}]
     hints = get_type_hints(kind.Options)
     for item in dataclasses.fields(kind.Options):
@@ -245,7 +246,7 @@ def check_cache(name: str, options: dict[str, Any], kind: str, cuts: Sequence[in
     filled = x if real is None else x.masked_fill(~real.unsqueeze(-1), float("nan"))
     whole = attention(filled, Masks(True, real))[0]
     cache, parts = attention.new_cache(T), []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         part = None if real is None or (start and kind == "then none") else real[:, start:end]
         parts.append(attention(filled[:, start:end], Masks(True, part), cache=cache)[0])
         assert cache.length == end

@@ -1,4 +1,4 @@
-"""The checks of the contract catch what they are for: flawed attentions, from a file that ``ZOO_PLUGINS`` might name."""
+"""The common checks catch what they are for: attentions with a flaw, from a file that ``ZOO_PLUGINS`` might name."""
 
 import os
 import re
