@@ -1,6 +1,7 @@
 """Registers of things that users add in one file: by name, found without being listed anywhere."""
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -8,7 +9,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -77,15 +78,18 @@ class Registry(Generic[Item]):
         Raises:
             ZooError: naming the nearest names, if there is none.
         """
-        if name not in self._items:
+        if not self._has(name):
             self._find_all()
-        if name not in self._items:
+        if not self._has(name):
             close = difflib.get_close_matches(str(name), self._items, n=2, cutoff=0.5)
             hint = f"do you mean {' or '.join(close)}? " if close else ""
             raise ZooError(
                 f"{argument or self.what}: got {name!r}, which is none; {hint}there are {', '.join(self.names())}"
             )
         return self._items[name]
+
+    def _has(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._items  # a stranger's file may hold a list where a name should be
 
     def _find_all(self) -> None:
         if self._is_complete:
@@ -97,7 +101,15 @@ class Registry(Generic[Item]):
                 for module in pkgutil.iter_modules(package.__path__, f"{self._package}."):
                     importlib.import_module(module.name)
             for entry in entry_points(group=self._group):
-                entry.load()
+                try:
+                    entry.load()
+                except ZooError:
+                    raise
+                except Exception as error:
+                    raise ZooError(
+                        f"{self.what}: {entry.value}{_package_of(entry)} can't be loaded: {_told(error)}; mend or "
+                        "uninstall that package"
+                    ) from None
             for file in filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)):
                 load_plugin(file)
         except BaseException:
@@ -109,13 +121,14 @@ def load_plugin(file: str) -> ModuleType:
     """Run a file of Python that registers something, once.
 
     Raises:
-        ZooError: if there is none, or it fails.
+        ZooError: if there is none, or it fails or ends the program.
     """
     path = Path(file).expanduser().resolve()
     name = f"zoo_plugin_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
-    found = sys.modules.get(name)
-    if found is not None and found.__file__ == str(path):
-        return found
+    if _file_of(name) not in (None, str(path)):  # two files of one name are two modules
+        name += f"_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if _file_of(name) == str(path):
+        return sys.modules[name]
     if not path.is_file():
         raise ZooError(f"{PLUGINS}: there is no file {file}; name files of Python, separated by {os.pathsep!r}")
     spec = importlib.util.spec_from_file_location(name, path)
@@ -125,12 +138,11 @@ def load_plugin(file: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except ZooError:
+    except BaseException as error:
         del sys.modules[name]
-        raise
-    except Exception as error:
-        del sys.modules[name]
-        raise ZooError(f"{PLUGINS}: {file} can't be run: {type(error).__name__}: {error}; mend it") from None
+        if isinstance(error, (ZooError, KeyboardInterrupt)):
+            raise
+        raise ZooError(f"{PLUGINS}: {file} can't be run: {_told(error)}; mend it") from None
     return module
 
 
@@ -139,6 +151,20 @@ def nearest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"do you mean {close[0]}? " if close else ""
     return f"{hint}there are {listed(known, 30)}" if known else "there are none"
+
+
+def _file_of(module: str) -> str | None:
+    """The file that a module was run from, None if it wasn't."""
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
+def _package_of(entry: EntryPoint) -> str:
+    return f" of {entry.dist.name}" if entry.dist else ""
+
+
+def _told(error: BaseException) -> str:
+    """An error of somebody else's code, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _place(item: object) -> str:
