@@ -82,11 +82,7 @@ def others(hint: Any, default: Any) -> list[Any]:
 
 
 def choices(name: str) -> list[dict[str, Any]]:
-<<<<<<< HEAD
-    """The defaults, and each option by itself at other values: all where they are few, else one that is taken."""
-=======
     """The defaults, and each option by itself at other values: all where there are few, else one that is taken."""
->>>>>>> contract
     kind, found = attention_class(name), [{}]
     hints = get_type_hints(kind.Options)
     for item in dataclasses.fields(kind.Options):

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The checks of the contract catch what they are for: attentions with a flaw, from a file as ``ZOO_PLUGINS`` names."""
-=======
-"""The common checks catch what they are for: attentions with a flaw, from a file that ``ZOO_PLUGINS`` might name."""
->>>>>>> contract
 
 import os
 import re
