@@ -14,7 +14,7 @@ COSINE = ("--lr_scheduler", "CosineAnnealingLR", "--lr_scheduler.T_max", "4")
 
 @pytest.fixture
 def fit(lightning, tiny_arguments, monkeypatch):
-    """Fit some steps from the command line; returns the trainer, the rates of every step, and last.ckpt's path."""
+    """Fit some steps from the command line; returns the task, its optimizer, its schedules, and last.ckpt's path."""
     made: dict = {}
     before = ZooTask.on_train_start
 
@@ -45,13 +45,13 @@ def test_adamw_and_its_schedule_are_the_default(fit):
     assert "optimizer" not in read_checkpoint(last)["zoo"]
 
 
-def test_another_optimizer_trains_and_goes_on(fit, capfd):
+def test_another_optimizer_trains_and_goes_on(fit, caplog):
     task, optimizer, schedules, last = fit(*SGD, "--optimizer.momentum", "0.9")
     assert type(optimizer) is torch.optim.SGD
     assert [group["lr"] for group in optimizer.param_groups] == [0.1]
     assert len(optimizer.param_groups[0]["params"]) == len(list(task.parameters()))
     assert schedules == []
-    assert "--optimizer: takes the place of model.lr" in capfd.readouterr().err
+    assert "--optimizer: takes the place of model.lr" in caplog.text
     _, optimizer, _, newest = fit(*SGD, "--optimizer.momentum", "0.9", "--ckpt_path", last, steps=4)
     assert read_checkpoint(newest)["global_step"] == 4
     assert all("momentum_buffer" in state for state in optimizer.state.values())
@@ -71,7 +71,7 @@ def test_a_plateau_is_watched_for_by_its_monitor(fit):
 
 
 def test_only_what_is_trained_is_given_to_another_optimizer(fit, trained):
-    shape = ("--model.pretrained", trained, "--data.tokenizer", trained)
+    shape = ("--model.pretrained", trained, "--data.tokenizer", trained, "--model.max_len", 1024)
     task, optimizer, _, _ = fit(*SGD, *shape, "--model.train", "head")
     (group,) = optimizer.param_groups
     assert {id(p) for p in group["params"]} == {id(p) for p in task.network.head.parameters()}
