@@ -11,6 +11,7 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -115,7 +116,7 @@ def places_of(masks: Masks, tokens: int, cache: AttentionCache | None, device: t
     if masks.padding is None:
         steps = torch.arange(tokens, device=device)
         return steps + start
-    return (start + masks.padding.long().ne(0).cumsum(dim=1) - 1).clamp(min=0)
+    return (start + masks.padding.bool().cumsum(dim=1) - 1).clamp(min=0)
 
 
 class Shared(Protocol):
@@ -176,8 +177,8 @@ def option(default: Any, help: str, *, shapes_weights: bool = True) -> Any:
             set anew for trained weights.
     """
     metadata = {"help": help, "shapes_weights": shapes_weights}
-    if isinstance(default, (dict, list)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -441,8 +442,7 @@ def parse_options(kind: type[Attention], given: Mapping[str, Any], where: str = 
     Raises:
         ZooError: for a name that it doesn't have, naming the nearest, or a value of another type or out of range.
     """
-    if not isinstance(given, Mapping):
-        raise ZooError(f"{where}: got {given!r}; must be values by name, such as '{{name: value}}'")
+    check_named(given, where)
     known = {item.name: item for item in dataclasses.fields(kind.Options)}
     for name in given:
         if name not in known:
@@ -454,6 +454,12 @@ def parse_options(kind: type[Attention], given: Mapping[str, Any], where: str = 
         return kind.Options(**values)
     except ZooError as error:
         raise ZooError(f"{where}.{error}") from None
+
+
+def check_named(given: Any, where: str = "attention_options") -> None:
+    """Raise ZooError unless ``given`` is values by name."""
+    if not isinstance(given, Mapping):
+        raise ZooError(f"{where}: got {given!r}; must be values by name, such as '{{name: value}}'")
 
 
 def plain_options(options: Any) -> dict[str, Any]:
@@ -485,7 +491,8 @@ def _typed(value: Any, wanted: Any, where: str) -> Any:
     elif wanted is Any or (wanted in (None, type(None)) and value is None):
         return value
     elif wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     elif wanted in (int, str, bool) and type(value) is wanted:
         return value
     raise ZooError(f"{where}: got {value!r}; must be {type_name(wanted)}")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from zoo.attention.base import Attention, AttentionCache, Masks, attention_class, parse_options
+from zoo.attention.base import Attention, AttentionCache, Masks, attention_class, check_named, parse_options
 from zoo.attention.damcha.attention import DamchaAttention, DamchaOptions, FinishedMetrics
 from zoo.attention.damcha.metric import BlockMetrics, MetricOptions, StructuredMLPForM, check_names
 from zoo.attention.standard import StandardAttention
@@ -104,6 +104,7 @@ def chosen_attention(
     Raises:
         ZooError: for a name or option that there isn't, a value out of range, or two that contradict each other.
     """
+    check_named(attention_options or {})
     given = dict(attention_options or {})
     if attention is None:
         name, meant = attention_of_switches(**switches)
