@@ -34,6 +34,7 @@ from datamodules.image_files import check_pictures, open_picture
 from datamodules.image_transforms import PictureFormat, policy
 from datamodules.images import ImageDataModule
 from datamodules.splits import split_pictures
+from zoo.checkpoint import Checkpoint
 from zoo.checkpoint.identity import digest, read_checkpoint, read_claim
 from zoo.cli.lightning import checkpoint_config
 from zoo.errors import CheckpointMismatchError, ZooError
@@ -119,7 +120,7 @@ def save_checkpoint(path, data):
 
 def as_the_command_line_would(checkpoint, **given):
     """The module that ``lightning test --ckpt_path CHECKPOINT --data.NAME VALUE`` makes."""
-    init_args = checkpoint_config(checkpoint)["data"]["init_args"]
+    init_args = checkpoint_config(Checkpoint.open(checkpoint))["data"]["init_args"]
     return ImageDataModule(**init_args | {name: str(value) for name, value in given.items()})
 
 
@@ -1376,7 +1377,9 @@ def test_a_changed_folder_is_used_whole_and_warned_of(checkpoint, folder):
 
 def test_a_checkpoints_own_pictures_in_another_split_are_warned_of(checkpoint):
     with pytest.warns(UserWarning, match=r"split in another way \(data\.split_seed was 0\)"):
-        ImageDataModule(**checkpoint_config(checkpoint)["data"]["init_args"] | {"split_seed": 3}).setup("test")
+        ImageDataModule(
+            **checkpoint_config(Checkpoint.open(checkpoint))["data"]["init_args"] | {"split_seed": 3}
+        ).setup("test")
 
 
 def test_labels_of_a_csv_file_come_with_the_checkpoint_but_not_to_other_pictures(folder, tmp_path):
