@@ -554,7 +554,9 @@ def _claim_of(task: ZooTask, data: pl.LightningDataModule) -> dict[str, Any]:
     )
     trainer.state.fn = TrainerFn.FITTING
     trainer.strategy.connect(task)
-    task.trainer = data.trainer = trainer  # how a run's data asks its model what pictures it was made for
+    task.trainer = data.trainer = trainer
+    if hasattr(data, "suit"):  # as a run tells its data what its model was made for
+        data.suit(task.data_wishes())
     data.prepare_data()
     data.setup("fit")
     identity = data.identity()
@@ -581,9 +583,8 @@ def _compare(weights: str | Path, own: Mapping[str, Any], claim: Mapping[str, An
         check_identity(own["identity"], claim["identity"], alone)
     except CheckpointMismatchError as error:
         raise error.about("WEIGHTS") from None
-    here = plain(task.settings)
-    saved = {name: own["settings"].get(name, here[name]) for name in task.network_settings}
-    if found := differences(saved, {name: here[name] for name in task.network_settings}):
+    saved, here = task.network_of(own["settings"]), task.network_of(plain(task.settings))
+    if found := differences(plain(saved), plain(here)):
         raise CheckpointMismatchError(f"WEIGHTS: {weights} is of another network. {'; '.join(found)}. {alone}")
 
 
