@@ -33,6 +33,7 @@ def test_a_fourth_family_is_one_file(tmp_path):
     checkpoint = next(tmp_path.glob("runs/**/best.ckpt"))
     assert "test/loss" in run(*LIGHTNING, "test", "--ckpt_path", checkpoint, "--trainer.logger", "false")
     assert "loads, 16 parameters, AddingTask" in run(*ZOO, "verify", checkpoint)
+    run(*LIGHTNING, "fit", "--config", "adding.yaml", "--model.pretrained", checkpoint, "--model.on_mismatch", "adapt")
     for to, out in (("safetensors", "sums.safetensors"), ("torch-export", "sums.pt2"), ("hub-folder", "sums")):
         run(*ZOO, "export", checkpoint, "--to", to, "--out", out)
     run(*ZOO, "import", "sums.safetensors", "--out", "again.ckpt")

@@ -7,7 +7,8 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
@@ -45,6 +46,9 @@ def test_private_names_are_used_behind_the_fences_only():
         (pl.Trainer(logger=False, enable_checkpointing=False), "_signal_connector", "put_off_stop, stop"),
         (_SignalConnector, "received_sigterm", "put_off_stop, stop"),
         (pl.Trainer._run, "ckpt_path", "checkpoint_to_load"),
+        (LightningCLI, "_add_configure_optimizers_method_to_model", "ZooCLI, which overrides it"),
+        (LightningCLI, "_parse_ckpt_path", "ZooCLI, which overrides it"),
+        (ModelCheckpoint, "_save_last_checkpoint", "BestAndLastCheckpoint, which overrides it"),
         (_Loop, "restarting", "close_finished_epoch"),
         (_Loop, "reset_restart_stage", "close_finished_epoch"),
         (torch._C, "_current_graph_task_id", "backward_pass"),

@@ -33,7 +33,6 @@ from zoo.checkpoint.identity import (
     canonical_json,
     check_identity,
     differences,
-    digest,
     read_checkpoint,
     read_claim,
 )
@@ -44,7 +43,7 @@ from zoo.checkpoint.writing import CheckedCheckpointIO
 from zoo.errors import CheckpointMismatchError, ZooError, listed
 from zoo.families import class_path, families
 from zoo.tasks import ZooTask
-from zoo.tasks.claims import IDENTITY_TENSOR
+from zoo.tasks.claims import IDENTITY_TENSOR, claim_of
 from zoo.tasks.pretrained import NETWORK, network_tensors
 from zoo.tasks.settings import plain
 
@@ -559,19 +558,7 @@ def _claim_of(task: ZooTask, data: pl.LightningDataModule) -> dict[str, Any]:
         data.suit(task.data_wishes())
     data.prepare_data()
     data.setup("fit")
-    identity = data.identity()
-    return {
-        "task": f"{type(task).__module__}.{type(task).__qualname__}",
-        "settings": plain(task.settings),
-        "data": {
-            "class_path": f"{type(data).__module__}.{type(data).__qualname__}",
-            "init_args": plain(data.hparams),
-        },
-        "identity": identity,
-        "digest": digest(identity),
-        "step_seed": None,
-        "transfer": [],
-    }
+    return claim_of(task, data, data.identity())
 
 
 def _compare(weights: str | Path, own: Mapping[str, Any], claim: Mapping[str, Any], task: ZooTask) -> None:

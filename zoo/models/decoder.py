@@ -106,7 +106,8 @@ class Decoder(nn.Module):
                 raise ZooError(f"{name}: got {value}; must be at least 1")
         check_dropout(dropout)
         meant = switches_in(switches)
-        for name in switches:  # what is left is no switch
+        if switches:  # what is left is no switch
+            name = next(iter(switches))
             raise ZooError(f"{name}: it is no option of a decoder; {nearest(name, known_switches())}")
         kind, options = chosen_attention(attention, attention_options, meant, "text", n_layers)
         self.d_model, self.attention = d_model, kind

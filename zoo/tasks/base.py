@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from zoo.checkpoint.checkpoint import Checkpoint
 from zoo.checkpoint.identity import check_identity, check_plain, differences
-from zoo.checkpoint.transfer import TensorTransfer, summary
+from zoo.checkpoint.transfer import TensorTransfer, carry, summary
 from zoo.checkpoint.writing import CheckedCheckpointIO, is_usual
 from zoo.errors import CheckpointMismatchError, ZooError
 from zoo.private.lightning import average_no_indices, checkpoint_to_load, close_finished_epoch, put_off_stop, stop
@@ -141,9 +141,14 @@ class ZooTask(pl.LightningModule, ABC):
     def heads(self) -> tuple[str, ...]:
         """Names, or beginnings of names, of the parameters that turn the network's last state into its answer."""
 
-    @abstractmethod
     def carry_over(self, source: Pretrained) -> tuple[dict[str, Tensor], list[TensorTransfer]]:
-        """A state dict for the network from other weights, and what became of each tensor."""
+        """A state dict for the network from other weights, and what became of each tensor.
+
+        Tensors of the same name and shape are kept. A family whose rows have names, such as tokens or classes, carries
+        those over by name.
+        """
+        own = {name: tensor.detach() for name, tensor in self.network.state_dict().items()}
+        return carry(own, source.weights(), {})
 
     # ------------------------------------------------------------------ what may be overridden
 

@@ -1,5 +1,6 @@
 """Figures of held-out rows: whatever the batches and the precision the same, and NaN, with a word, if undefined."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
@@ -144,9 +145,9 @@ class OverRows(Metric):
             value, self.reason = float("nan"), _NOT_FINITE
         return torch.tensor(float(value), dtype=torch.float32, device=self.device)
 
+    @abstractmethod
     def figure(self, predicted: Tensor, target: Tensor) -> Tensor | float:
         """The figure of all rows; sets ``reason`` if need be."""
-        raise NotImplementedError
 
 
 class CalibrationError(OverRows):
@@ -196,12 +197,12 @@ class _OverClasses(OverRows):
             return self.names, predicted, nn.functional.one_hot(target, len(self.names))
         return self.names, predicted, target
 
+    @abstractmethod
     def defined(self, found: Tensor, rows: int) -> Tensor:
         """For which columns there is a figure, by how many of the rows they have."""
-        raise NotImplementedError
 
-    def of_class(self, predicted: Tensor, hits: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def of_class(self, predicted: Tensor, hits: Tensor) -> Tensor: ...
 
 
 class AUROC(_OverClasses):
@@ -282,8 +283,8 @@ class _OverNumbers(OverRows):
             predicted, target.view(torch.float64) if target.dtype == torch.int64 else target.double()
         )
 
-    def of_numbers(self, predicted: Tensor, target: Tensor) -> Tensor | float:
-        raise NotImplementedError
+    @abstractmethod
+    def of_numbers(self, predicted: Tensor, target: Tensor) -> Tensor | float: ...
 
 
 class MeanSquaredError(_OverNumbers):
