@@ -155,7 +155,7 @@ def check_layer_against_its_equations(data):
 
 
 @against_reference
-@examples(100)
+@examples(60)
 @given(data=st.data())
 def test_layer_and_reference_agree_in_outputs_gradients_and_state(data):
     ours, theirs = data.draw(layers((PackedMultiheadAttention, kpnn2.PackedMultiheadAttention if kpnn2 else None)))

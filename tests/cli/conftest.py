@@ -1,11 +1,13 @@
 """Every config at a small size, on small data."""
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
@@ -61,13 +63,16 @@ def small(tiny_arguments, picture_folder, cifar_folder, monkeypatch) -> Callable
 
 
 def _small_pictures(config, picture_folder, cifar_folder, monkeypatch) -> list[object]:
+    own = yaml.safe_load((CONFIGS / config).read_text())["model"]["init_args"].get("options", {})
+    options = {**own, "embed_dim": 24, "depth": 2, "num_heads": 3}
     if "cifar10" in config:
         monkeypatch.setattr(CIFAR10, "_check_integrity", lambda self: True)  # checksums are the real set's
         monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": None})
         data = ["--data.path", cifar_folder, "--data.download", "false", "--data.num_workers", 0]
-        return [*data, "--model.options", '{"embed_dim": 24, "depth": 2, "num_heads": 3}']
-    if "own_folder" in config:
+        data += ["--data.batch_size", 16]
+    elif "own_folder" in config:
         data = ["--data.path", picture_folder, "--data.batch_size", 4]
-        return [*data, "--model.options", '{"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}']
-    size = ["--data.batch_size", 16]
-    return [*size, "--model.options", '{"embed_dim": 24, "depth": 2, "num_heads": 3}'] if "tiny" in config else size
+        options["img_size"] = 32
+    else:
+        data = ["--data.batch_size", 16]
+    return [*data, "--model.options", json.dumps(options)]

@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-
-import pytest
+from itertools import pairwise
 
 from tests.cli.test_lightning import CONFIGS, QUIET
 from zoo.checkpoint.identity import read_checkpoint
@@ -33,17 +32,19 @@ def two(n: int) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize("first", [1, 2])
-def test_checkpoints_of_one_and_of_two_processes_are_the_same(first, tmp_path):
-    run("fit", "--config", GRAPH, "--trainer.max_epochs", 1, *two(first), *QUIET[:2], folder=tmp_path)
+def test_checkpoints_of_one_and_of_two_processes_are_the_same(lightning, tmp_path):
+    """One goes on with what two have left, and two with what one has."""
     last = tmp_path / "runs" / "graph" / "breast_cancer" / "version_0" / "checkpoints" / "last.ckpt"
-    before = read_checkpoint(last)
-    more = ("--ckpt_path", "last", "--trainer.max_epochs", 2, *two(3 - first), *QUIET[:2])
-    run("fit", "--config", GRAPH, *more, folder=tmp_path)
-    after = read_checkpoint(max(last.parent.glob("*.ckpt"), key=lambda path: path.stat().st_mtime))
-    assert after["epoch"] > before["epoch"]
-    assert set(after["state_dict"]) == set(before["state_dict"])
-    assert after["global_step"] > before["global_step"]
+    seen = []
+    for epochs, processes in ((1, 1), (2, 2), (3, 1)):
+        on = ("--ckpt_path", "last") if seen else ()
+        arguments = ("fit", "--config", GRAPH, *on, "--trainer.max_epochs", epochs, *two(processes), *QUIET[:2])
+        lightning(*arguments) if processes == 1 else run(*arguments, folder=tmp_path)
+        seen.append(read_checkpoint(max(last.parent.glob("*.ckpt"), key=lambda path: path.stat().st_mtime)))
+    for before, after in pairwise(seen):
+        assert after["epoch"] > before["epoch"]
+        assert set(after["state_dict"]) == set(before["state_dict"])
+        assert after["global_step"] > before["global_step"]
 
 
 def test_checkpoints_of_compiled_and_plain_runs_are_the_same(lightning, tiny_arguments, tmp_path, capsys):

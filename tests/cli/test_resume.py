@@ -12,8 +12,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from zoo.cli import lightning_main
+
 CONFIG = Path(__file__).parents[2] / "configs" / "lm" / "stdlib_damcha.yaml"
-STEPS = 260
+STEPS = 120
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +23,7 @@ def config(tmp_path_factory):
     """The default config with dropout, losses in a CSV file, and a checkpoint every 7 steps, in mid-epoch too."""
     settings = yaml.safe_load(CONFIG.read_text())
     settings["model"]["init_args"]["dropout"] = 0.1
-    settings["trainer"] |= {"log_every_n_steps": 1, "max_steps": STEPS, "val_check_interval": 50}
+    settings["trainer"] |= {"log_every_n_steps": 1, "max_steps": STEPS, "val_check_interval": 25}
     settings["trainer"]["limit_val_batches"] = 2
     settings["trainer"]["logger"] = {
         "class_path": "lightning.pytorch.loggers.CSVLogger",
@@ -40,7 +42,8 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tiny_arguments):
-    return [*tiny_arguments, "--data.window", "64"]  # some 100 batches an epoch: the run crosses two ends of one
+    # Some 50 batches an epoch: the run crosses two ends of one.
+    return [*tiny_arguments, "--data.window", "64", "--data.batch_size", "8"]
 
 
 def losses(folder):
@@ -51,13 +54,15 @@ def losses(folder):
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, config, small, shared_cache):
     folder = tmp_path_factory.mktemp("unbroken")
-    command = [sys.executable, "-m", "zoo", "fit", "--config", str(config), *small]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZOO_CACHE": str(shared_cache)}
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("ZOO_CACHE", str(shared_cache))
+        patch.setattr(sys, "argv", ["lightning", "fit", "--config", str(config), *small])
+        lightning_main()
     return losses(folder)
 
 
-@pytest.mark.parametrize("kill_at", [7, 140])
+@pytest.mark.parametrize("kill_at", [7, 70])
 def test_killed_run_resumes_to_the_same_losses(kill_at, config, small, unbroken, lightning, tmp_path, shared_cache):
     command = [sys.executable, "-m", "zoo", "fit", "--config", str(config), *small]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZOO_CACHE": str(shared_cache)}

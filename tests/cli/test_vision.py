@@ -1,6 +1,8 @@
 """The vision family's commands, as a user gives them."""
 
 import csv
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from PIL import Image
 from datamodules.image_files import Pictures
 from tests.cli.test_lightning import CONFIGS, QUIET, refused
 from zoo.checkpoint.identity import read_checkpoint
+from zoo.cli import lightning_main
 from zoo.errors import ZooError
 
 DIGITS = CONFIGS.parent / "vit" / "digits_damcha.yaml"
@@ -34,22 +37,22 @@ def folder(tmp_path_factory) -> Path:
     return paint(tmp_path_factory.mktemp("pictures") / "mine", {"dark": 40, "light": 210})
 
 
+@pytest.fixture(scope="module")
+def trained_once(folder, tmp_path_factory, shared_cache) -> Path:
+    """The run of a model that was trained on the folder."""
+    given = ("fit", "--config", OWN, "--data.path", folder, "--data.batch_size", 4, "--trainer.max_epochs", 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        patch.setenv("ZOO_CACHE", str(shared_cache))
+        patch.setattr(sys, "argv", ["lightning", *map(str, (*given, *SMALL, *NO_BAR))])
+        lightning_main()
+        return Path("runs").resolve()
+
+
 @pytest.fixture
-def fitted(lightning, folder, tmp_path) -> Path:
-    """A checkpoint of a model that was trained on the folder."""
-    lightning(
-        "fit",
-        "--config",
-        OWN,
-        "--data.path",
-        folder,
-        "--data.batch_size",
-        4,
-        *SMALL,
-        "--trainer.max_epochs",
-        6,
-        *NO_BAR,
-    )
+def fitted(trained_once, tmp_path) -> Path:
+    """The checkpoint of a copy of that run."""
+    shutil.copytree(trained_once, tmp_path / "runs")
     return tmp_path / "runs" / "vit" / "own_folder" / "version_0" / "checkpoints" / "last.ckpt"
 
 

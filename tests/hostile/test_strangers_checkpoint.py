@@ -350,12 +350,15 @@ ALTERED = {
 }
 
 
-@pytest.fixture
-def begun(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, shared_cache):
     """A run of two steps; returns its arguments and its newest state."""
     arguments = ["--config", str(CONFIGS / "graph/breast_cancer.yaml"), "--trainer.limit_train_batches", "2", *QUIET]
-    run(["lightning", "fit", *arguments, "--trainer.max_epochs", "1", "--trainer.logger", "false"], monkeypatch)
-    return arguments, next(tmp_path.glob("lightning_logs/version_0/checkpoints/last.ckpt"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("begun"))
+        patch.setenv("ZOO_CACHE", str(shared_cache))
+        run(["lightning", "fit", *arguments, "--trainer.max_epochs", "1", "--trainer.logger", "false"], patch)
+        return arguments, next(Path().resolve().glob("lightning_logs/version_0/checkpoints/last.ckpt"))
 
 
 @pytest.mark.parametrize("name", list(ALTERED))
