@@ -21,7 +21,7 @@ from datamodules.sources.base import (
     register_pictures,
     register_table,
 )
-from zoo.attention.base import NoOptions, option
+from zoo.options import NoOptions, option
 
 __all__ = [
     "CORPORA",

@@ -23,9 +23,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import pandas as pd
 
-from zoo.attention.base import NoOptions, parse_options
 from zoo.checkpoint.remote import default_cache
 from zoo.errors import ZooError
+from zoo.options import NoOptions, parse_options
 from zoo.registry import Registry
 
 _PATIENCE = 30.0  # seconds a server may be silent
@@ -157,7 +157,7 @@ class Source(ABC, Generic[Data]):
         self.argument = argument
         given = options or {}
         self.options: Any = (
-            given if isinstance(given, self.Options) else parse_options(type(self), given, "data.source_options")  # type: ignore[arg-type]
+            given if isinstance(given, self.Options) else parse_options(type(self), given, "data.source_options")
         )
 
     # ------------------------------------------------------------------ to be written

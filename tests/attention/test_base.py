@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from zoo.attention import Attention, AttentionCache, Masks, create_attention, mix, option, places_of, register_attention
-from zoo.attention.base import ATTENTIONS, NoOptions, parse_options, plain_options, type_name, weight_options
+from zoo.attention.base import ATTENTIONS
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel
+from zoo.options import NoOptions, parse_options, plain_options, type_name, weight_options
 
 
 @dataclass(frozen=True)

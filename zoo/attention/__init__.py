@@ -5,12 +5,10 @@ from zoo.attention.base import (
     AttentionCache,
     AuxiliaryLoss,
     Masks,
-    NoOptions,
     StackStyle,
     attention_class,
     create_attention,
     list_attentions,
-    option,
     places_of,
     register_attention,
 )
@@ -27,6 +25,7 @@ from zoo.attention.mixing import mix, visible_softmax
 from zoo.attention.packed import PackedMultiheadAttention
 from zoo.attention.standard import StandardAttention
 from zoo.attention.static import StaticAttention
+from zoo.options import NoOptions, option
 
 __all__ = [
     "Attention",

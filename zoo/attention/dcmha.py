@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
 from zoo.attention.mixing import visibility, visible_softmax
 from zoo.errors import ZooError
+from zoo.options import option
 
 _RANK = 2
 

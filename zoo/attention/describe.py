@@ -5,7 +5,8 @@ import inspect
 import textwrap
 from typing import get_type_hints
 
-from zoo.attention.base import attention_class, list_attentions, type_name
+from zoo.attention.base import attention_class, list_attentions
+from zoo.options import type_name
 
 
 def summary_of(name: str) -> str:

@@ -6,8 +6,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
 from zoo.attention.mixing import mix
+from zoo.options import option
 
 
 @dataclass(frozen=True)

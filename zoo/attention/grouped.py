@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.attention.base import Attention, AttentionCache, Masks, option, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
+from zoo.options import option
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, option, register_attention
+from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
+from zoo.options import option
 
 _OF_LOSSES = ("balance_weight", "z_weight")
 

@@ -6,17 +6,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.attention.base import (
-    Attention,
-    AttentionCache,
-    Masks,
-    StackStyle,
-    option,
-    places_of,
-    register_attention,
-)
+from zoo.attention.base import Attention, AttentionCache, Masks, StackStyle, places_of, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
+from zoo.options import option
 
 EPS = 1e-6  # keeps the norm of a zero vector from dividing by zero
 PICTURE_BASE = 100.0  # of axial rotation: a picture has tens of rows, where a text has thousands of tokens

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.export import Dim
 from torchmetrics import MetricCollection
 
-from zoo.attention.base import Attention, plain_options, weight_options
+from zoo.attention.base import Attention
 from zoo.attention.damcha import DamchaAttention
 from zoo.attention.damcha.method import SWITCHES, chosen_attention, switches_in
 from zoo.attention.damcha.metric import METRIC_OPTIONS
@@ -20,6 +20,7 @@ from zoo.checkpoint.identity import digest
 from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
 from zoo.models.decoder import LanguageModel, check_sampling
+from zoo.options import plain_options, weight_options
 from zoo.tasks.base import ExampleInputs
 from zoo.tasks.language_carry import adapt_text
 from zoo.tasks.layers import layer_depths

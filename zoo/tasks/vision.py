@@ -18,12 +18,12 @@ from torch.export import Dim
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from zoo.attention.base import plain_options, weight_options
 from zoo.attention.damcha.method import switches_in
 from zoo.checkpoint.index import resolve
 from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError, listed
 from zoo.models.vision_transformer import VisionTransformer, attention_of, depth_of, is_ours
+from zoo.options import plain_options, weight_options
 from zoo.tasks.base import ExampleInputs
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import (

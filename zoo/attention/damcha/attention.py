@@ -6,11 +6,12 @@ from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, option, register_attention
+from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, register_attention
 from zoo.attention.damcha.contexts import PrefixState
 from zoo.attention.damcha.metric import BlockMetrics, MetricOptions, StructuredMLPForM
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
+from zoo.options import option
 
 
 @dataclass(frozen=True)

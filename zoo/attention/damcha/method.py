@@ -7,12 +7,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from zoo.attention.base import Attention, AttentionCache, Masks, attention_class, check_named, parse_options
+from zoo.attention.base import Attention, AttentionCache, Masks, attention_class
 from zoo.attention.damcha.attention import DamchaAttention, DamchaOptions, FinishedMetrics
 from zoo.attention.damcha.metric import BlockMetrics, MetricOptions, StructuredMLPForM, check_names
 from zoo.attention.standard import StandardAttention
 from zoo.attention.static import StaticAttention
 from zoo.errors import ZooError
+from zoo.options import check_named, parse_options
 
 # Sizes and starts of parts that are then not built: let pass, so that twins can share one set of arguments.
 _HARMLESS = ("layer_bias_rank", "off_diag_alpha_init", "chunk_size")

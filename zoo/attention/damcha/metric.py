@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from zoo.attention.base import Masks, check_dropout, check_heads, check_input, option
+from zoo.attention.base import Masks, check_dropout, check_heads, check_input
 from zoo.attention.damcha.contexts import PrefixState, TokenBlocks, block_contexts, mean_context
 from zoo.attention.damcha.deferred import SharedMetrics, Workspace
 from zoo.errors import ZooError
+from zoo.options import option
 from zoo.private.torch import has_autocast
 
 _FEW = 16  # contexts for which metrics are made at once where there are no gradients
