@@ -18,6 +18,7 @@ from safetensors import safe_open
 from timm.data import resolve_data_config
 
 import zoo.exchange.exporting as exporting
+import zoo.exchange.files as files
 from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
 from tests.cli.test_lightning import QUIET
 from zoo.catalogue import load_pretrained
@@ -521,7 +522,7 @@ def test_a_kill_while_writing_leaves_what_was_there(models, monkeypatch, tmp_pat
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporting, "verify_file", interrupt)
+    monkeypatch.setattr(files, "verify_file", interrupt)
     export_model(models["graph"], "safetensors", "b.safetensors")
     with pytest.raises(KeyboardInterrupt):
         import_weights("b.safetensors", "b.ckpt", overwrite=True)
