@@ -22,12 +22,22 @@ def test_no_other_installed_distribution_owns_the_name_lightning():
     assert "lightning" not in {point.name for point in distribution("lightning").entry_points}
 
 
-def test_python_m_zoo_and_help_answer_without_a_traceback():
-    done = subprocess.run([sys.executable, "-m", "zoo", "fit", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "--predictions.path" in done.stdout
-    assert "--trainer.max_steps" in done.stdout
-    assert done.stderr == ""
+def test_help_names_what_is_ours_and_what_is_lightnings(lightning, capsys):
+    with pytest.raises(SystemExit) as ended:
+        lightning("fit", "--help")
+    assert ended.value.code == 0
+    shown = capsys.readouterr()
+    assert "--predictions.path" in shown.out
+    assert "--trainer.max_steps" in shown.out
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize("given", [("--help",), ("fitt",)])
+def test_all_subcommands_are_told_where_none_is_given(given, lightning, capsys):
+    with pytest.raises(SystemExit):
+        lightning(*given)
+    shown = capsys.readouterr()
+    assert all(name in shown.out + shown.err for name in ("fit", "validate", "test", "predict"))
 
 
 def test_model_help_describes_every_setting(lightning, capsys):

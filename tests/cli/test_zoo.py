@@ -77,10 +77,7 @@ def test_checkpoint_of_another_family_is_refused(trained, tmp_path, capsys):
     assert "this command needs one of LanguageModelTask" in capsys.readouterr().err
 
 
-def test_installed_command_answers_and_a_closed_pipe_is_no_traceback(trained):
-    done = subprocess.run([ZOO, "generate", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "--max-new-tokens" in done.stdout
+def test_a_closed_pipe_is_no_traceback_of_the_installed_command(trained):
     piped = subprocess.run(
         f"{ZOO} generate --ckpt {trained} --max-new-tokens 200 --seed 0 | head -c 1",
         shell=True,

@@ -4,8 +4,6 @@ import copy
 import io
 import math
 import pickle
-import subprocess
-import sys
 
 import onnxruntime
 import pytest
@@ -116,12 +114,6 @@ SIZES = {  # D, heads, depth, patch, pixels, timm's model of that size
     "damcha_vit_large_patch16_224": (1024, 16, 24, 16, 224, "vit_large_patch16_224"),
     NAME: (192, 3, 12, 4, 32, "vit_tiny_patch16_224"),
 }
-
-
-def test_importing_zoo_registers_the_five_models():
-    code = "import zoo, timm; print(*timm.list_models('damcha_vit*'))"
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(found.stdout.split()) == sorted(SIZES)
 
 
 def test_registry_has_the_five_models_and_weights_of_one():
