@@ -12,7 +12,8 @@ from PIL import Image
 from torchvision.datasets import CIFAR10
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-NAMES = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.glob("*/*.yaml"))
+STUDIES = sorted(CONFIGS.glob("study/*.yaml"))
+NAMES = sorted(path.relative_to(CONFIGS).as_posix() for path in set(CONFIGS.glob("*/*.yaml")) - set(STUDIES))
 
 
 @pytest.fixture(scope="session")

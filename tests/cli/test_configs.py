@@ -1,8 +1,10 @@
 """What the configs are to have in common; test_going_on.py runs every one of them."""
 
+import pytest
 import yaml
 
-from tests.cli.conftest import CONFIGS, NAMES
+from tests.cli.conftest import CONFIGS, NAMES, STUDIES
+from zoo.study import read_study
 
 
 def test_every_family_has_configs():
@@ -39,3 +41,11 @@ def test_paper_config_has_the_size_of_the_paper():
     assert (model["d_model"], model["n_heads"], model["n_layers"]) == (512, 8, 10)
     assert len(model["mlp_hidden"]) + 1 == 9
     assert model["lr"] == 3e-4
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_studies_that_ship_keep_to_the_protocol(path, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    study = read_study(path)
+    assert not [said for said in study.protocol.deviations() if "nothing was compared" not in said]
+    assert path.read_text().splitlines()[1].startswith(f"#   zoo study configs/study/{path.name}")

@@ -8,6 +8,10 @@ import torch
 from zoo.errors import ZooError
 
 
+class DivergedError(ZooError):
+    """Training came to weights that are no finite numbers."""
+
+
 class FiniteWeights(pl.Callback):
     """End a run whose weights are no numbers any more, instead of saving them as its best.
 
@@ -33,7 +37,7 @@ class FiniteWeights(pl.Callback):
     def _check(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not all(torch.isfinite(p).all() for p in pl_module.parameters()):
             lr = getattr(pl_module, "lr", "a learning rate")
-            raise ZooError(
+            raise DivergedError(
                 f"model.lr: got {lr}, and at step {trainer.global_step} some weights are no finite numbers; "
                 "training diverged, so lower it"
             )

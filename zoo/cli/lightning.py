@@ -390,10 +390,20 @@ def read_classes(config: str) -> tuple[ZooTask, pl.LightningDataModule]:
     """
     if not Path(config).is_file():
         raise ZooError(f"--config: there is no file {config}; name one that lightning fit takes")
+    return classes_of(["fit", "--config", config])
+
+
+def classes_of(arguments: list[str]) -> tuple[ZooTask, pl.LightningDataModule]:
+    """The model and the data of a command line of ``lightning fit``.
+
+    Raises:
+        ZooError: if a setting is refused.
+        SystemExit: for what the parser refuses, which it says itself.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter")
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="jsonargparse")
-        cli = _ClassesOnly(["fit", "--config", config])
+        cli = _ClassesOnly(arguments)
     return cli.model, cli.datamodule
 
 

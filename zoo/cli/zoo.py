@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Task = TypeVar("Task", bound="ZooTask")
 
 
-def _one_line(run: Callable[[], object]) -> None:
+def one_line(run: Callable[[], object]) -> None:
     """Run; end a user's mistake in one line on standard error and exit code 2."""
     try:
         run()
@@ -57,7 +57,7 @@ def lightning_main() -> None:
     """Entry point of ``lightning`` and of ``python -m zoo``."""
     from zoo.cli.lightning import ZooCLI
 
-    _one_line(ZooCLI)
+    one_line(ZooCLI)
 
 
 # ---------------------------------------------------------------------- zoo
@@ -78,8 +78,9 @@ def zoo_main(args: Sequence[str] | None = None) -> None:
     _add_import(commands)
     _add_config(commands)
     _add_attentions(commands)
+    _add_study(commands)
     chosen = parser.parse_args(args)
-    _one_line(lambda: chosen.run(chosen))
+    one_line(lambda: chosen.run(chosen))
 
 
 def _add_generate(commands: Any) -> None:
@@ -364,6 +365,33 @@ def _import(chosen: argparse.Namespace) -> None:
     made_for = None if chosen.config is None else read_classes(chosen.config)
     done = import_weights(chosen.weights, chosen.out, chosen.like, made_for, chosen.overwrite)
     print(f"{chosen.out}: {', '.join(done)}")
+
+
+def _add_study(commands: Any) -> None:
+    study = commands.add_parser(
+        "study",
+        help="does it help: arms tuned alike, repeated, with intervals",
+        description="Run the study that a file describes, or what is missing of it: every arm is tuned over the same "
+        "learning rates, run with several seeds, and compared with the reference in pairs. It may be stopped and "
+        "started again at any moment, and several processes may work on one study. Ends by writing the report: "
+        "report.md, report.html, results.csv, runs.csv and figures.",
+    )
+    study.add_argument("study", metavar="STUDY.yaml", help="what to compare; see docs/studies.md")
+    study.add_argument("--report", action="store_true", help="write the report of what there is, and run nothing")
+    study.add_argument("--dry-run", action="store_true", help="print every run with its command and time; run nothing")
+    study.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; default: %(default)s")
+    study.add_argument("--threads", type=int, metavar="M", help="threads of each run; default: PyTorch's")
+    study.add_argument("--out", metavar="FOLDER", help="where runs and report go; default: runs/studies/STUDY")
+    study.add_argument(
+        "--storage", metavar="URL", help="database of the runs, as SQLAlchemy names it; default: study.db in --out"
+    )
+    study.set_defaults(run=_study)
+
+
+def _study(chosen: argparse.Namespace) -> None:
+    from zoo.cli.study import study
+
+    study(chosen)
 
 
 def load_task(given: "str | Checkpoint", kind: type[Task], device: str = "cpu") -> Task:
