@@ -39,7 +39,7 @@ def study(chosen: argparse.Namespace) -> None:
         return
     if chosen.report:
         measures = runner.measures_known()
-        if given.protocol.reference not in measures:
+        if given.reference.command is None and given.reference.name not in measures:
             raise ZooError("--report: nothing was measured or run yet; run the study first")
         _report(Plan(given, measures, storage.outcomes()), folder, runner)
         return

@@ -140,15 +140,19 @@ def _write(path: Path, found: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1024):  # not through sys.stdin, whose lock the interpreter wants when it ends
+        continue
     os._exit(143)
+
+
+TASKS = {"run": run, "size": size, "measure": measure}
 
 
 def main() -> None:
     """Do the one task that standard input names."""
     task = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    one_line(lambda: {"run": run, "size": size, "measure": measure}[task["do"]](task))
+    one_line(lambda: TASKS[task["do"]](task))
 
 
 if __name__ == "__main__":

@@ -173,8 +173,11 @@ def _study(file: Path, found: dict[str, Any]) -> Study:
         raise ZooError(f"reference: got {protocol.reference!r}; must be one of the arms, {', '.join(made)}")
     if protocol.again and f"{protocol.reference} {AGAIN}" in made:
         raise ZooError(f"arms: {protocol.reference} {AGAIN} is the A/A arm's name; choose another")
-    if made[protocol.reference].command is not None:
-        raise ZooError(f"reference: got {protocol.reference}, which is a command; it must be run by lightning fit")
+    if made[protocol.reference].command is not None and tuple(protocol.matched) != ("steps",):
+        raise ZooError(
+            f"reference: got {protocol.reference}, which is a command, so only steps can be matched; set matched "
+            "to [steps], or name an arm of lightning fit"
+        )
     own = (protocol.lr_setting, "seed_everything", "trainer.max_steps", "trainer.logger", "trainer.callbacks")
     for where, given in (("settings", settings), *((f"arms.{arm.name}", arm.settings) for arm in made.values())):
         for name in own:

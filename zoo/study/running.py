@@ -76,10 +76,11 @@ class Runner:
                     made = self.storage.measures()[key]
                 known[key] = made
             found[arm.name] = known[key]
-        target = Plan(self.study, found, {}).target()
-        for arm in self.study.arms.values():
-            if "parameters" in self.study.protocol.matched and arm.name in found:
-                found[arm.name] = self._sized(arm, found[arm.name], target, keep)
+        if "parameters" in self.study.protocol.matched:
+            target = Plan(self.study, found, {}).target()
+            for arm in self.study.arms.values():
+                if arm.name in found:
+                    found[arm.name] = self._sized(arm, found[arm.name], target, keep)
         return found
 
     def measures_known(self) -> dict[str, Measure]:
@@ -90,7 +91,7 @@ class Runner:
             there = next((known[key] for key in keys if key in known), None)
             if there is not None:
                 found[arm.name] = there
-        if self.study.protocol.reference not in found:
+        if self.study.protocol.reference not in found or "parameters" not in self.study.protocol.matched:
             return found
         target = Plan(self.study, found, {}).target()
         for arm in self.study.arms.values():

@@ -4,10 +4,13 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from filelock import BaseFileLock, FileLock
 
 from zoo.errors import ZooError
 from zoo.study.plan import Measure, Outcome, Run
@@ -39,14 +42,15 @@ class Storage:
     Args:
         url: of the database, as Optuna's RDBStorage takes it.
         name: of the Optuna study.
-        heartbeat_seconds: how often a process at a run says so.
+        heartbeat_seconds: how often a process at a run says so; left out, ``HEARTBEAT_SECONDS``.
 
     Raises:
         ZooError: if there is no Optuna, or the database can't be used.
     """
 
-    def __init__(self, url: str, name: str, heartbeat_seconds: int = HEARTBEAT_SECONDS) -> None:
-        self.url, self.name, self.heartbeat_seconds = url, name, heartbeat_seconds
+    def __init__(self, url: str, name: str, heartbeat_seconds: int | None = None) -> None:
+        self.url, self.name = url, name
+        self.heartbeat_seconds = heartbeat_seconds or HEARTBEAT_SECONDS
         self.study = self._open()
 
     def _open(self) -> "optuna.Study":
@@ -133,9 +137,12 @@ class Storage:
 
         asked = {"lr": run.lr, "seed": run.seed}
         attributes = {_KEY: run.key, "arm": run.arm, "stage": run.stage, "steps": run.steps}
-        self.study.enqueue_trial(asked, user_attrs=attributes)
+        held: list[BaseFileLock | None] = []
 
         def objective(trial: "optuna.Trial") -> float:
+            for turn in held:
+                if turn is not None:
+                    turn.release()
             key = str(trial.user_attrs.get(_KEY))
             own = planned.get(key)
             if own is None or self._is_taken(key, trial.number):
@@ -148,18 +155,38 @@ class Storage:
                 raise RunFailed(outcome)
             return outcome.value
 
-        self.study.optimize(objective, n_trials=1)
+        # Two processes may find the same trial waiting in a SQLite file, which knows no lock of a row.
+        with self._turn() as turn:
+            held.append(turn)
+            if self._is_taken(run.key):
+                return
+            self.study.enqueue_trial(asked, user_attrs=attributes)
+            self.study.optimize(objective, n_trials=1)
 
-    def _is_taken(self, key: str, number: int) -> bool:
+    @contextmanager
+    def _turn(self) -> Iterator[BaseFileLock | None]:
+        """The right to take a run, where the database is a file; released as soon as one is taken."""
+        path = self.url.removeprefix("sqlite:///")
+        if path == self.url:
+            yield None
+            return
+        lock = FileLock(f"{path}.lock", thread_local=False)
+        lock.acquire()
+        try:
+            yield lock
+        finally:
+            lock.release()
+
+    def _is_taken(self, key: str, number: int | None = None) -> bool:
+        """Whether a run is done, or another process is at it: at a trial before this one, or at any."""
         import optuna
 
         states = (optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.COMPLETE)
         return any(
-            trial.number < number and trial.user_attrs.get(_KEY) == key
+            trial.user_attrs.get(_KEY) == key
+            and trial.number != number
+            and (number is None or trial.number < number or trial.state == states[1])
             for trial in self.study.get_trials(deepcopy=False, states=states)
-        ) or any(
-            trial.number != number and trial.user_attrs.get(_KEY) == key
-            for trial in self.study.get_trials(deepcopy=False, states=states[1:])
         )
 
 
