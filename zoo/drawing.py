@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 Scale = Literal["share", "linear", "signed"]
@@ -39,6 +40,7 @@ def heat_maps(
     scale: Scale | None = None,
     largest: float | None = None,
     blocks: int = 1,
+    numbers: bool = False,
     names: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Figure:
     """Heat maps of one shape side by side, each with a border, under one colour scale.
@@ -56,6 +58,7 @@ def heat_maps(
             negative, else signed.
         largest: where the colours end; None is the largest number.
         blocks: into how many equal slices rows and columns fall; lines are drawn between them.
+        numbers: whether each number is written into its cell.
         names: of the rows and of the columns; None numbers the blocks, where there are some.
     """
     n_rows, n_columns = panels[0].values.shape
@@ -74,7 +77,8 @@ def heat_maps(
     height, width = mosaic.shape[0] / max(n_rows, n_columns) * side, mosaic.shape[1] / max(n_rows, n_columns) * side
     figure, box = _figure(height, width, title, names)
     shown = figure.add_axes(box)
-    image = shown.imshow(mosaic, aspect="equal", interpolation="nearest", **_colours(mosaic, scale, largest))
+    cmap, norm = _colours(mosaic, scale, largest)
+    image = shown.imshow(mosaic, cmap=cmap, norm=norm, aspect="equal", interpolation="nearest")
     for (top, left), panel in zip(corners, panels, strict=True):
         if panel.title:
             shown.text(
@@ -86,10 +90,11 @@ def heat_maps(
                 fontsize=8,
                 parse_math=False,
             )
-    shown.add_collection(LineCollection(_borders(corners, n_rows, n_columns, 1), colors="black", linewidths=0.8))
+    if numbers:
+        _write_numbers(shown, image, corners, panels)
+    shown.add_collection(_borders(corners, n_rows, n_columns, 1, linewidths=0.8))
     if blocks > 1:
-        inner = LineCollection(_borders(corners, n_rows, n_columns, blocks), colors="black", linewidths=0.4, alpha=0.6)
-        shown.add_collection(inner)
+        shown.add_collection(_borders(corners, n_rows, n_columns, blocks, linewidths=0.4, alpha=0.6))
     _name_edges(shown, corners, (n_rows, n_columns), blocks, names, axes)
     for spine in shown.spines.values():
         spine.set_visible(False)
@@ -167,26 +172,39 @@ def _figure(
     return figure, (left / whole_width, bottom / whole_height, width / whole_width, height / whole_height)
 
 
-def _colours(values: NDArray[np.floating], scale: Scale | None, largest: float | None) -> dict[str, object]:
+def _colours(values: NDArray[np.floating], scale: Scale | None, largest: float | None) -> tuple[str, Normalize]:
+    """The colour map and its ends."""
     finite = values[np.isfinite(values)]
     if scale is None:
         scale = "signed" if len(finite) and finite.min() < 0 else "share"
     if largest is None:
         largest = max(float(np.abs(finite).max()) if len(finite) else 0.0, 1e-12)
     if scale == "signed":
-        return {"cmap": "RdBu_r", "norm": Normalize(-largest, largest)}
-    return {"cmap": "magma_r", "norm": PowerNorm(0.5, 0, largest) if scale == "share" else Normalize(0, largest)}
+        return "RdBu_r", Normalize(-largest, largest)
+    return "magma_r", PowerNorm(0.5, 0, largest) if scale == "share" else Normalize(0, largest)
 
 
-def _borders(corners: Sequence[tuple[int, int]], n_rows: int, n_columns: int, blocks: int) -> list[object]:
+def _borders(
+    corners: Sequence[tuple[int, int]], n_rows: int, n_columns: int, blocks: int, **look: float
+) -> LineCollection:
     """Lines around each panel, and between the blocks in it."""
-    found: list[object] = []
+    found: list[list[tuple[float, float]]] = []
     for top, left in corners:
         for i in range(blocks + 1):
             y, x = top + i * n_rows / blocks - 0.5, left + i * n_columns / blocks - 0.5
             found.append([(left - 0.5, y), (left + n_columns - 0.5, y)])
             found.append([(x, top - 0.5), (x, top + n_rows - 0.5)])
-    return found
+    return LineCollection(found, colors="black", clip_on=False, **look)
+
+
+def _write_numbers(shown: Axes, image: AxesImage, corners: Sequence[tuple[int, int]], panels: Sequence[Panel]) -> None:
+    """Each number in its cell, dark on light or light on dark."""
+    for (top, left), panel in zip(corners, panels, strict=True):
+        for (i, j), value in np.ndenumerate(panel.values):
+            if np.isfinite(value):
+                red, green, blue, _ = image.to_rgba(np.array([value]))[0]
+                colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
+                shown.text(left + j, top + i, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=colour)
 
 
 def _name_edges(
@@ -200,16 +218,15 @@ def _name_edges(
     """Names at the left of the first panel of every line, and below the last of every column."""
     starts = sorted({top for top, _ in corners}), sorted({left for _, left in corners})
     for side, which in enumerate(("y", "x")):
+        within: list[tuple[float, str]] = []
         if names is not None:
             step = math.ceil(shape[side] / _MOST_NAMES)
             within = [(i, _short(names[side][i])) for i in range(0, shape[side], step)]
         elif blocks > 1:
             within = [((i + 0.5) * shape[side] / blocks - 0.5, str(i)) for i in range(blocks)]
-        else:
-            within = []
         ticks = [(start + place, name) for start in starts[side] for place, name in within]
         getattr(shown, f"set_{which}ticks")([place for place, _ in ticks])
-        turned = {"rotation": 90} if which == "x" and names is not None else {}
+        turned = {"rotation": 90} if which == "x" and any(len(name) > 2 for _, name in within) else {}
         getattr(shown, f"set_{which}ticklabels")([name for _, name in ticks], fontsize=6.5, parse_math=False, **turned)
         getattr(shown, f"set_{which}label")(axes[side], fontsize=9)
     shown.tick_params(length=1.5, pad=1.5)

@@ -1,5 +1,8 @@
 """What a model's loss is without some blocks of its metric."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
@@ -65,14 +68,26 @@ def ablate_blocks(task: ZooTask, data: ZooDataModule, batches: int, device: str 
     own = {name: float(getattr(options, name)) for name in SCALES}
     total = len(KEPT) * min(batches, len(data.test_dataloader()))
     rows = []
-    with tqdm(total=total, desc="Block ablation", unit="batch", leave=False) as bar:
+    with _without_notes(), tqdm(total=total, desc="Block ablation", unit="batch", leave=False) as bar:
         for blocks, off in KEPT.items():
             changed = dict.fromkeys(off, 0.0)
             progress = _Progress(bar)
             found = _trainer(batches, device, progress).test(_twin(task, changed), data, verbose=False)[0]
             figures = {name.removeprefix("test/"): value for name, value in found.items()}
-            rows.append({"blocks": blocks} | own | changed | {"batches": progress.batches} | figures)
+            rows.append({"blocks": blocks, **own, **changed, "batches": progress.batches, **figures})
     return pd.DataFrame(rows)
+
+
+@contextmanager
+def _without_notes() -> Iterator[None]:
+    """Without what Lightning and the data say at the beginning of every test, as four in a row say the same."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _twin(task: ZooTask, options: dict[str, float]) -> ZooTask:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -129,10 +128,12 @@ def inspect_checkpoint(
         note = f"No block ablation: {looks[0].attention} attention has no diag_scale and off_diag_scale."
     summary = summary_table(looks, ablation)
     about = {"checkpoint": checkpoint.path, "identity": checkpoint.digest, "sample": taken.title}
+    before = _written(target)
     with placed(target) as part:
         part.mkdir()
         files = _write(part, looks, taken, summary, ablation, about)
-        _forget_old(target, files)
+    for name in before - set(files):
+        (target / name).unlink(missing_ok=True)
     return Inspection(summary, ablation, taken.title, files, note)
 
 
@@ -211,9 +212,10 @@ def _file_name(name: str, taken: Sequence[str]) -> str:
     return f"{file}_shown" if file.lower() in there else file
 
 
-def _forget_old(folder: Path, files: Sequence[str]) -> None:
-    """Take out what an earlier inspection wrote into the folder and this one doesn't."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        for name in json.loads((folder / ABOUT).read_text(encoding="utf-8"))["files"]:
-            if name not in files and Path(name).name == name:
-                (folder / name).unlink(missing_ok=True)
+def _written(folder: Path) -> set[str]:
+    """The files that an earlier inspection wrote into a folder, as it says itself."""
+    try:
+        names = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["files"]
+        return {name for name in names if Path(name).name == name}
+    except (OSError, ValueError, LookupError, TypeError):
+        return set()

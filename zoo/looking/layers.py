@@ -64,20 +64,20 @@ def look(
         ZooError: if there are more attention weights than ``most``.
     """
     looked = _Looking(layers, maps, most)
-    modes = {module: module.training for module in network.modules()}
     with ExitStack() as stack, torch.no_grad():
-        stack.callback(lambda: [setattr(module, "training", mode) for module, mode in modes.items()])
-        if network.training:
-            network.eval()
+        for module in network.modules():
+            stack.callback(setattr, module, "training", module.training)
+        network.eval()
         for module in attention_layers(network):
             hook = looked.ours if _is_ours(module) else looked.packed if _is_packed(module) else None
             if hook is not None:
                 stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
                 continue
-            stack.callback(setattr, module, "fused_attn", module.fused_attn)  # the fused kernel has no weights to show
-            module.fused_attn = False
+            stack.callback(setattr, module, "fused_attn", module.fused_attn)
+            setattr(module, "fused_attn", False)  # noqa: B010  (mypy's; the fused kernel has no weights to show)
             name = type(module).__name__
-            handle = module.attn_drop.register_forward_hook(lambda _, given, __, name=name: looked.timms(name, given))
+            drop = cast(nn.Module, module.attn_drop)
+            handle = drop.register_forward_hook(lambda _, given, __, name=name: looked.timms(name, given))
             stack.callback(handle.remove)
         network.forward(inputs)
     return looked.found

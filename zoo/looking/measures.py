@@ -15,9 +15,14 @@ def head_similarity(maps: Tensor) -> Tensor:
 
     .. math:: c_{gh} = \frac{\langle A_g, A_h \rangle}{|A_g| |A_h|}
 
-    over all pairs of query and key that have a weight.
+    over the queries that see more than one key: of a single one every head has all its weight there. NaN where no query
+    sees more.
     """
-    flat = F.normalize(maps.double().nan_to_num(0).flatten(1), dim=1)
+    weights = maps.double().nan_to_num(0)
+    chooses = _keys_seen(weights) > 1
+    if not chooses.any():
+        return weights.new_full((len(maps), len(maps)), float("nan"))
+    flat = F.normalize(weights[:, chooses].flatten(1), dim=1)
     return flat @ flat.T
 
 
@@ -30,15 +35,20 @@ def mean_of_pairs(similarity: Tensor) -> float:
 def map_entropy(maps: Tensor) -> Tensor:
     """Mean entropy, in nats, of a query's weights: maps (H, queries, keys) -> (H,); NaN where some are negative.
 
-    Weights are taken as shares of their sum; queries that see nothing are left out.
+    Weights are taken as shares of their sum; queries that see one key or none are left out.
     """
     weights = maps.double().nan_to_num(0)
     total = weights.sum(dim=-1, keepdim=True)
     shares = weights / total.clamp(min=1e-12)
     of_query = torch.special.entr(shares).sum(dim=-1)  # (H, queries); minus infinity below zero
-    sees = total.squeeze(-1) > 0
+    sees = (total.squeeze(-1) > 0) & (_keys_seen(weights) > 1)
     found = (of_query * sees).sum(dim=-1) / sees.sum(dim=-1)
     return found.masked_fill((weights < 0).flatten(1).any(dim=1), float("nan"))
+
+
+def _keys_seen(weights: Tensor) -> Tensor:
+    """How many keys each query gives a weight in some head: weights (H, queries, keys) -> (queries,)."""
+    return (weights != 0).any(dim=0).sum(dim=-1)
 
 
 def maps_of(look: Look) -> Tensor:

@@ -26,9 +26,7 @@ def attention_pictures(looks: Sequence[Look], title: str) -> Iterator[Figure]:
     """
     for shape, group in groupby(looks, key=lambda look: maps_of(look).shape):
         panels = [
-            Panel(values, f"layer {look.layer}, head {h}")
-            for look in group
-            for h, values in enumerate(maps_of(look).numpy())
+            Panel(values, f"layer {look.layer}, head {h}") for look in group for h, values in enumerate(_seen(look))
         ]
         yield heat_maps(panels, shape[0], f"Attention of {title}", ("query", "key"), _WEIGHT)
 
@@ -41,7 +39,7 @@ def attention_picture(look: Look, names: Sequence[str], title: str) -> Figure:
         names: of the tokens; none to number them.
         title: what the sample is.
     """
-    maps = maps_of(look).numpy()
+    maps = _seen(look)
     labels = _labels(names, maps.shape[1]), _labels(names, maps.shape[2])
     panels = [Panel(values, f"head {h}") for h, values in enumerate(maps)]
     columns = int(np.ceil(np.sqrt(len(maps))))
@@ -61,6 +59,7 @@ def similarity_picture(looks: Sequence[Look]) -> Figure:
         "cosine",
         scale="signed" if any((panel.values < 0).any() for panel in panels) else "linear",
         largest=1.0,
+        numbers=len(heads) * len(heads) * len(panels) <= 512,  # more take long and can't be read
         names=(heads, heads),
     )
 
@@ -111,6 +110,12 @@ def spectrum_picture(looks: Sequence[Look], name: str) -> Figure:
             for kind, words in kinds.items()
         ]
     return curves(panels, f"Spectrum of {name.replace('_', ' ')}", ("value", "rank"))
+
+
+def _seen(look: Look) -> NDArray[np.floating]:
+    """A look's maps, blank where a query doesn't see a key."""
+    maps = maps_of(look).numpy()
+    return np.where(maps == 0, np.nan, maps)
 
 
 def same_layers(looks: Sequence[Look], name: str) -> list[tuple[str, Shown]]:

@@ -279,7 +279,7 @@ class ImageClassificationTask(ScoredTask):
 
     def token_names(self, inputs: Tensor) -> list[str]:
         """Row and column of each patch, behind class and register tokens; none for a network without patches."""
-        patches = getattr(self.network, "patch_embed", None)
+        patches: Any = getattr(self.network, "patch_embed", None)
         if not hasattr(patches, "dynamic_feat_size"):
             return []
         rows, columns = patches.dynamic_feat_size(inputs.shape[-2:])

@@ -506,7 +506,7 @@ class StructuredMLPForM(nn.Module):
     @torch.no_grad()
     def off_diagonal_coefficients(self) -> dict[str, Tensor]:
         """``alpha`` (H, H, H), NaN for the diagonal blocks i = j, and of ``bayesian`` ``alpha_std``; else nothing."""
-        found = {}
+        found: dict[str, Tensor] = {}
         if self.off_diag_mode == "linear_comb":
             found["alpha"] = self.alpha
         elif self.off_diag_mode == "bayesian":
