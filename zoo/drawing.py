@@ -54,7 +54,7 @@ def heat_maps(
         axes: what the rows and the columns of a panel are.
         of: what the colours are.
         scale: ``share`` runs from zero to the largest, with most colours for small numbers; ``linear`` is the same with
-            as many for all; ``signed`` is white at zero, red above and blue below; None is share where no number is
+            as many for all; ``signed`` is white at zero, red above and blue below; None is linear where no number is
             negative, else signed.
         largest: where the colours end; None is the largest number.
         blocks: into how many equal slices rows and columns fall; lines are drawn between them.
@@ -64,8 +64,11 @@ def heat_maps(
     n_rows, n_columns = panels[0].values.shape
     columns = min(columns, len(panels))
     lines = -(-len(panels) // columns)
-    gap = max(1, round(0.06 * max(n_rows, n_columns)))
-    head = max(gap, round(0.1 * n_rows)) if any(panel.title for panel in panels) else gap
+    longest = max(n_rows, n_columns)
+    side = _side(longest, names is not None, columns)
+    gap = max(1, round(0.06 * longest))
+    # a title takes a fifth of an inch
+    head = max(gap, math.ceil(0.2 * longest / side)) if any(panel.title for panel in panels) else gap
     mosaic = np.full((lines * (n_rows + head), columns * (n_columns + gap) - gap), np.nan)
     corners = []
     for i, panel in enumerate(panels):
@@ -73,8 +76,7 @@ def heat_maps(
         mosaic[top : top + n_rows, left : left + n_columns] = panel.values
         corners.append((top, left))
 
-    side = _side(n_rows, n_columns, names, columns)
-    height, width = mosaic.shape[0] / max(n_rows, n_columns) * side, mosaic.shape[1] / max(n_rows, n_columns) * side
+    height, width = (cells / longest * side for cells in mosaic.shape)
     figure, box = _figure(height, width, title, names)
     shown = figure.add_axes(box)
     cmap, norm = _colours(mosaic, scale, largest)
@@ -152,11 +154,11 @@ def bars(names: Sequence[str], values: Sequence[float], title: str, axis: str) -
 # ---------------------------------------------------------------------- what a grid is made of
 
 
-def _side(n_rows: int, n_columns: int, names: tuple[Sequence[str], Sequence[str]] | None, columns: int) -> float:
+def _side(longest: int, is_named: bool, columns: int) -> float:
     """The longer side of a panel, in inches: room for every name, and no more than a page for all."""
-    if names is None:
-        return min(3.2, max(1.1, 14 / columns))
-    return min(9.0, max(1.6, 0.115 * min(max(n_rows, n_columns), _MOST_NAMES)))
+    if not is_named:
+        return min(3.2, max(1.1, 14 / columns), max(1.4, 0.3 * longest))
+    return min(9.0, max(1.6, 0.115 * min(longest, _MOST_NAMES)))
 
 
 def _figure(
@@ -176,7 +178,7 @@ def _colours(values: NDArray[np.floating], scale: Scale | None, largest: float |
     """The colour map and its ends."""
     finite = values[np.isfinite(values)]
     if scale is None:
-        scale = "signed" if len(finite) and finite.min() < 0 else "share"
+        scale = "signed" if len(finite) and finite.min() < 0 else "linear"
     if largest is None:
         largest = max(float(np.abs(finite).max()) if len(finite) else 0.0, 1e-12)
     if scale == "signed":

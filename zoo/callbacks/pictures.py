@@ -13,6 +13,7 @@ from zoo.looking.pictures import attention_pictures, is_drawn_alike, shown_pictu
 from zoo.tasks import LanguageModelTask, ZooTask
 
 _TOKENS = 48  # of a text, which is as many as can be told apart
+_DPI = 72  # most of the time goes into writing the pixels
 
 
 class MetricPictures(pl.Callback):
@@ -49,6 +50,7 @@ class MetricPictures(pl.Callback):
         if not trainer.is_global_zero:
             return
         for name, figure in _pictures(looks):
+            figure.set_dpi(_DPI)
             for logger in tensorboards(trainer):
                 logger.experiment.add_figure(f"attention/{name}", figure, trainer.global_step)
 

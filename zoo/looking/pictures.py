@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ def attention_pictures(looks: Sequence[Look], title: str) -> Iterator[Figure]:
         panels = [
             Panel(values, f"layer {look.layer}, head {h}") for look in group for h, values in enumerate(_seen(look))
         ]
-        yield heat_maps(panels, shape[0], f"Attention of {title}", ("query", "key"), _WEIGHT)
+        yield heat_maps(panels, shape[0], f"Attention of {title}", ("query", "key"), _WEIGHT, _scale(panels))
 
 
 def attention_picture(look: Look, names: Sequence[str], title: str) -> Figure:
@@ -44,7 +45,7 @@ def attention_picture(look: Look, names: Sequence[str], title: str) -> Figure:
     panels = [Panel(values, f"head {h}") for h, values in enumerate(maps)]
     columns = int(np.ceil(np.sqrt(len(maps))))
     heading = f"Attention of {title}, layer {look.layer} ({look.attention})"
-    return heat_maps(panels, columns, heading, ("query", "key"), _WEIGHT, names=labels)
+    return heat_maps(panels, columns, heading, ("query", "key"), _WEIGHT, _scale(panels), names=labels)
 
 
 def similarity_picture(looks: Sequence[Look]) -> Figure:
@@ -88,7 +89,7 @@ def shown_picture(looks: Sequence[Look], name: str, tokens: Sequence[str]) -> Fi
             for where, item in groups
             for i, values in enumerate(item.values.numpy())
         ]
-        return heat_maps(panels, len(first.values), title, (words[1], words[2]), title)
+        return heat_maps(panels, len(first.values), title, (words[1], words[2]), title, names=_numbers(panels[0]))
     if first.axes[0] == "token":  # tokens to the right, as one reads them
         panels = [Panel(item.values.numpy().T, where) for where, item in groups]
         rows = [str(i) for i in range(panels[0].values.shape[0])]
@@ -96,7 +97,8 @@ def shown_picture(looks: Sequence[Look], name: str, tokens: Sequence[str]) -> Fi
         return heat_maps(panels, 1, title, (words[1], "token"), title, names=named)
     panels = [Panel(item.values.numpy(), where) for where, item in groups]
     axes = (words[0], words[1]) if first.blocks == 1 else ("block row (head)", "block column (head)")
-    return heat_maps(panels, min(4, len(panels)), title, axes, title, blocks=first.blocks)
+    names = _numbers(panels[0]) if first.blocks == 1 else None
+    return heat_maps(panels, min(4, len(panels)), title, axes, title, blocks=first.blocks, names=names)
 
 
 def spectrum_picture(looks: Sequence[Look], name: str) -> Figure:
@@ -110,6 +112,10 @@ def spectrum_picture(looks: Sequence[Look], name: str) -> Figure:
             for kind, words in kinds.items()
         ]
     return curves(panels, f"Spectrum of {name.replace('_', ' ')}", ("value", "rank"))
+
+
+def _scale(panels: Sequence[Panel]) -> Literal["share", "signed"]:
+    return "signed" if any((panel.values < 0).any() for panel in panels) else "share"
 
 
 def _seen(look: Look) -> NDArray[np.floating]:
@@ -141,6 +147,12 @@ def is_drawn_alike(looks: Sequence[Look], name: str) -> bool:
 
 def _are_same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _numbers(panel: Panel) -> tuple[list[str], list[str]] | None:
+    """Numbers for the rows and the columns of a small panel."""
+    rows, columns = panel.values.shape
+    return None if max(rows, columns) > 16 else (_labels([], rows), _labels([], columns))
 
 
 def _labels(names: Sequence[str], n: int) -> list[str]:
