@@ -125,7 +125,7 @@ def inspect_checkpoint(
     ablation = ablate_blocks(task, held_out, batches, device) if held_out is not None and wanted else None
     note = ""
     if batches and not wanted:
-        note = f"No block ablation: {looks[0].attention} attention has no diag_scale and off_diag_scale."
+        note = f"No block ablation: the attention ({looks[0].attention}) has no diag_scale and off_diag_scale."
     summary = summary_table(looks, ablation)
     about = {"checkpoint": checkpoint.path, "identity": checkpoint.digest, "sample": taken.title}
     before = _written(target)
