@@ -26,6 +26,9 @@ class ZooDataModule(pl.LightningDataModule):
     kept_settings: ClassVar[tuple[str, ...]] = ("batch_size", "split_seed", "val_fraction", "test_fraction")
     """Names of the settings that a run keeps from its beginning: with others it would go on with other samples."""
 
+    own_argument: ClassVar[str] = "path"
+    """Name of the argument that a user's own data are given by."""
+
     sources: ClassVar[Registry[Any]]
     """The register that ``source`` names something of."""
 

@@ -112,6 +112,7 @@ class GraphTableDataModule(ZooDataModule):
     """
 
     sources = TABLES
+    own_argument = "features"
     kept_settings: ClassVar[tuple[str, ...]] = (*ZooDataModule.kept_settings, "split_column", "group_column")
 
     def __init__(

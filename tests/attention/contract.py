@@ -8,6 +8,7 @@ import importlib.util
 import io
 import itertools
 import pickle
+import re
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -405,6 +406,20 @@ def check_shown(name: str, options: dict[str, Any]) -> None:
             assert loss.value.dim() == 0
             assert torch.isfinite(loss.value)
             assert loss.weight >= 0
+    with torch.no_grad():
+        single_sample, masks = x[:1], Masks(True)
+        y = attention.eval()(single_sample, masks)[0]
+        shown = attention.shown(single_sample, masks, None)
+        assert set(attention.matrices()) <= set(shown)
+        for item in shown.values():
+            assert item.values.dim() == len(item.axes) == len(set(item.axes)) <= 3
+            assert all(re.fullmatch("[a-z_]+", axis) for axis in item.axes)
+            sizes = dict(zip(item.axes, item.values.shape, strict=True))
+            assert sizes.get("token", T) == T
+            assert sizes.get("head", H) == H
+            assert all(size % item.blocks == 0 for size in item.values.shape)
+            assert not item.values.isinf().any()
+        assert torch.equal(attention(single_sample, masks)[0], y)  # looking changes nothing
     for projection in attention.projections():
         assert isinstance(attention.get_submodule(projection), nn.Linear)
     model = network(name, **options).train()

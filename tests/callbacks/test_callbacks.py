@@ -6,10 +6,10 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from datamodules import TextDataModule
+from datamodules import ImageDataModule, TextDataModule
 from zoo.callbacks import MetricPictures, TextSamples, TokensPerSecond
-from zoo.callbacks.pictures import signed_picture
-from zoo.tasks import LanguageModelTask
+from zoo.errors import ZooError
+from zoo.tasks import ImageClassificationTask, LanguageModelTask
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,24 @@ def test_a_sample_of_each_prompt_is_in_the_text_tab_at_each_validation(events):
         assert len(samples[0].tensor_proto.string_val[0]) > len(f"    {prompt}")
 
 
-def test_each_layers_metric_is_a_picture(events):
-    assert {"metric/layer_0", "metric/layer_1"} <= set(events.Tags()["images"])
-    picture = events.Images("metric/layer_0")[-1]
-    assert (picture.width, picture.height) == (16, 16)
+@pytest.fixture(scope="module")
+def digits_run():
+    task = ImageClassificationTask(name="test_resnet")
+    return task, ImageDataModule(source="digits", image_size=32, channels=3)
+
+
+def test_what_attention_does_is_drawn_once_for_all_layers_at_each_validation(events):
+    for name in ("maps", "M", "head_metrics"):
+        drawn = events.Images(f"attention/{name}")
+        assert [picture.step for picture in drawn] == [4, 8]
+        assert min(drawn[0].width, drawn[0].height) > 150
+
+
+def test_network_without_attention_is_refused_as_validation_begins(digits_run):
+    task, data = digits_run
+    trainer = pl.Trainer(max_steps=1, logger=False, enable_progress_bar=False, callbacks=[MetricPictures()])
+    with pytest.raises(ZooError, match="ImageClassificationTask around ResNet, which has no attention to draw"):
+        trainer.validate(task, data, verbose=False)
 
 
 def test_throughput_is_logged_as_tokens_a_second(events):
@@ -71,11 +85,3 @@ def test_throughput_counts_the_tokens_of_its_steps(monkeypatch):
         callback.on_train_batch_start(Trainer(), Module(), None, 0)
         callback.on_train_batch_end(Trainer(), Module(), None, torch.zeros(4, 11), 0)
     assert logged == [3 * 4 * 10 / 2.0, 2 * 3 * 4 * 10 / 6.0]
-
-
-def test_picture_is_red_above_zero_blue_below_and_white_at_zero():
-    picture = signed_picture(torch.tensor([[2.0, -2.0], [0.0, 1.0]]))
-    assert picture[:, 0, 0].tolist() == [1.0, 0.0, 0.0]
-    assert picture[:, 0, 1].tolist() == [0.0, 0.0, 1.0]
-    assert picture[:, 1, 0].tolist() == [1.0, 1.0, 1.0]
-    assert picture[:, 1, 1].tolist() == [1.0, 0.5, 0.5]

@@ -147,6 +147,26 @@ class AuxiliaryLoss:
     weight: float
 
 
+METRIC = "M"
+"""The name of the method's metric among an attention's matrices."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Numbers of an attention to look at, at most three axes of them.
+
+    Args:
+        values: the numbers; NaN where there is none.
+        axes: what each axis counts, in words of small letters joined by underscores, each once. ``head`` and ``token``
+            are the layer's heads and the sample's tokens; after ``head``, ``row`` and ``column`` are a matrix a head.
+        blocks: of a matrix, into how many equal slices its rows and its columns fall, a head each; 1 for none.
+    """
+
+    values: Tensor
+    axes: tuple[str, ...]
+    blocks: int = 1
+
+
 @dataclass(frozen=True)
 class StackStyle:
     """What an attention wants of the stack around it.
@@ -264,6 +284,25 @@ class Attention(nn.Module, ABC):
     def matrices(self) -> dict[str, Tensor]:
         """What there is to look at after a forward pass: matrices by name."""
         return {}
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        r"""What there is to look at after a forward pass over one sample, by name: matrices, gates, loads and the like.
+
+        All of ``matrices()``, if nothing else is said, and beside a metric M its block-row sums, ``head_metrics``:
+        :math:`m_i = \sum_j M_{ij}`, a matrix a head.
+
+        Args:
+            x: what ``forward`` was given, (1, T, D), without padding.
+            masks: likewise.
+            shared: likewise.
+        """
+        D, H = self.d_model, self.n_heads
+        found = {name: Shown(matrix, ("row", "column")) for name, matrix in self.matrices().items()}
+        if METRIC in found and found[METRIC].values.shape == (D, D):
+            found[METRIC] = Shown(found[METRIC].values, ("row", "column"), blocks=H)
+            sums = found[METRIC].values.reshape(H, self.head_dim, H, self.head_dim).sum(dim=2)
+            found["head_metrics"] = Shown(sums, ("head", "row", "column"))
+        return found
 
     def projections(self) -> list[str]:
         """Names of the linear layers that low-rank adapters (LoRA) may stand beside; all that are direct children."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, Shown, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
 from zoo.options import option
@@ -96,6 +96,11 @@ class CollaborativeAttention(Attention):
         if self.options.variant == "paper":
             return {"mixing": self.mixing.detach().clone()}
         return {"combine_q": self.combine_q.detach().clone(), "combine_k": self.combine_k.detach().clone()}
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """How heads weigh shared dimensions, or, of ``damcha_repo``, the usual heads."""
+        of = "dimension" if self.options.variant == "paper" else "of_head"
+        return {name: Shown(weights, ("head", of)) for name, weights in self.matrices().items()}
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, Shown, register_attention
 from zoo.attention.mixing import visibility, visible_softmax
 from zoo.errors import ZooError
 from zoo.options import option
@@ -122,6 +122,13 @@ class DcmhaAttention(Attention):
         if self._mean_maps is None:
             return {}
         return dict(zip(("pre", "post"), self._mean_maps.clone(), strict=False))
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """The mean maps across heads; of ``damcha_repo`` also each head's gate at each token."""
+        found = {name: Shown(matrix, ("from_head", "to_head")) for name, matrix in self.matrices().items()}
+        if self.options.variant == "damcha_repo":
+            found["gate"] = Shown(torch.sigmoid(self.gate(x[0])), ("token", "head"))
+        return found
 
     def projections(self) -> list[str]:
         return ["W_q", "W_k", "W_v", "out_proj"]

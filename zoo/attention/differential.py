@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, Shown, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
 
@@ -77,6 +77,10 @@ class DifferentialAttention(Attention):
         """The weight of the second softmax, a number."""
         first, second = (self.lambda_q1 * self.lambda_k1).sum(), (self.lambda_q2 * self.lambda_k2).sum()
         return first.exp() - second.exp() + self.lambda_init
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """The weight of the second softmax."""
+        return {"lambda": Shown(self.current_lambda(), ())}
 
     @torch.no_grad()
     def init_weights(self) -> None:

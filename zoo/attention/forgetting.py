@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, Shown, register_attention
 from zoo.attention.mixing import mix
 
 
@@ -60,6 +60,10 @@ class ForgettingAttention(Attention):
         if cache is not None and cache.length:
             up_to = up_to + cache.kept["sums"][:, :, cache.length - 1, :1]
         return torch.stack([up_to, up_to - log_f], dim=-1)
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """Each head's forget gate f at each token: what lies before counts f times as much from there on."""
+        return {"forget_gate": Shown(torch.sigmoid(self.forget(x[0])), ("token", "head"))}
 
 
 def _fading(queries: Tensor, keys: Tensor, causal: bool) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, Shown, register_attention
 from zoo.attention.mixing import mix
 
 
@@ -38,3 +38,7 @@ class GatedAttention(Attention):
         y, weights = mix(q, k, v, masks, keys_real, self.dropout_p, need_weights)
         gates = torch.sigmoid(self.gate(x)).transpose(1, 2).unsqueeze(-1)  # (B, H, T, 1)
         return self.out_proj(self.merge_heads(gates * y)), weights
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """Each head's gate at each token, between 0 (says nothing) and 1."""
+        return {"gate": Shown(torch.sigmoid(self.gate(x[0])), ("token", "head"))}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, Shown, register_attention
 from zoo.attention.mixing import mix
 from zoo.errors import ZooError
 from zoo.options import option
@@ -151,6 +151,20 @@ class MixtureAttention(Attention):
     def matrices(self) -> dict[str, Tensor]:
         """Which share of the last pass's tokens chose both of two experts (E, E); the diagonal is each one's load."""
         return {} if self._together is None else {"together": self._together.clone()}
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """The router's probabilities, each expert's load (the share of tokens that chose it), and who is chosen with
+        whom."""
+        logits = self.router(x[0])
+        found = {
+            "router": Shown(
+                logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1), ("token", "expert")
+            )
+        }
+        if self._together is not None:
+            found["load"] = Shown(self._together.diagonal(), ("expert",))
+            found["together"] = Shown(self._together, ("expert", "other_expert"))
+        return found
 
     def projections(self) -> list[str]:
         return ["W_q", "W_k", "W_v", "out_proj"]

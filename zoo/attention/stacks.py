@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from zoo.attention.base import Attention
-
-METRIC = "M"  # the name of the method's metric among an attention's matrices
+from zoo.attention.base import METRIC, Attention
 
 
 def layer_matrices(layers: Sequence[Attention]) -> list[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, Masks, Shown, register_attention
 from zoo.attention.mixing import visibility, visible_softmax
 
 
@@ -49,6 +49,10 @@ class TalkingHeadsAttention(Attention):
     def matrices(self) -> dict[str, Tensor]:
         """How heads are mixed, P and R, (H, H) each."""
         return {"P": self.P.detach().clone(), "R": self.R.detach().clone()}
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """How scores (P) and weights (R) of heads feed those of others."""
+        return {name: Shown(mixing, ("from_head", "to_head")) for name, mixing in self.matrices().items()}
 
     @torch.no_grad()
     def init_weights(self) -> None:

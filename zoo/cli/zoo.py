@@ -71,6 +71,7 @@ def zoo_main(args: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_generate(commands)
     _add_explain(commands)
+    _add_inspect(commands)
     _add_list(commands)
     _add_show(commands)
     _add_verify(commands)
@@ -196,6 +197,70 @@ def _explain(chosen: argparse.Namespace) -> None:
     draw(task, nodes, edges, picture)
     print(nodes.head(10).to_string(index=False))
     print(f"Nodes: {out}; edges: {edges_file}; picture: {picture}")
+
+
+def _add_inspect(commands: Any) -> None:
+    inspect = commands.add_parser(
+        "inspect",
+        help="look inside a trained model",
+        description="Look inside a trained model of any family: write to a folder, as CSV and PNG, the attention maps "
+        "of a sample by layer and head, how alike heads are, the metric with its blocks and spectrum, gates, loads and "
+        "coefficients where the attention has them, and the held-out loss without some of the metric's blocks.",
+    )
+    inspect.add_argument("ckpt", metavar="NAME|FILE|ADDRESS", help="a name, see zoo list, or a checkpoint")
+    inspect.add_argument("--out", required=True, metavar="FOLDER", help="folder to write")
+    inspect.add_argument("--overwrite", action="store_true", help="write to a folder that is there")
+    inspect.add_argument(
+        "--data",
+        metavar="PATH",
+        help="held-out data: text, a folder of pictures, or a table; default: the checkpoint's own test split",
+    )
+    inspect.add_argument(
+        "--config", metavar="CONFIG.yaml", help="a config whose data section goes before the checkpoint's"
+    )
+    inspect.add_argument(
+        "--sample",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the held-out sample to look at, from 0; default: %(default)s",
+    )
+    inspect.add_argument("--text", metavar="TEXT", help="look at this text instead; of a language model")
+    inspect.add_argument(
+        "--tokens", type=int, default=48, metavar="N", help="of a text, how many to look at; default: %(default)s"
+    )
+    inspect.add_argument(
+        "--layer", type=int, action="append", default=[], metavar="N", help="only this layer, from 0; may be repeated"
+    )
+    inspect.add_argument(
+        "--batches",
+        type=int,
+        default=16,
+        metavar="N",
+        help="held-out batches to measure each loss on; 0 measures none; default: %(default)s",
+    )
+    inspect.add_argument("--device", default="cpu", help="where to run, such as cpu or cuda; default: %(default)s")
+    inspect.set_defaults(run=_inspect)
+
+
+def _inspect(chosen: argparse.Namespace) -> None:
+    from zoo.cli.lightning import quiet_advertisements
+    from zoo.inspection import inspect_checkpoint
+
+    quiet_advertisements()
+    check_device(chosen.device)
+    names = ("data", "config", "sample", "text", "tokens", "batches", "device", "overwrite")
+    given = {name: getattr(chosen, name) for name in names}
+    found = inspect_checkpoint(chosen.ckpt, chosen.out, layers=chosen.layer, **given)
+    print(f"Looked at {found.sample}. Means over heads, by layer:")
+    by_layer = found.by_layer()
+    print(by_layer.to_string(float_format=lambda value: f"{value:.4g}", na_rep=""))
+    if found.ablation is not None:
+        print("\nHeld-out figures with some blocks of the metric:")
+        print(found.ablation.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    if found.note:
+        print(f"\n{found.note}")
+    print(f"\n{chosen.out}: {', '.join(found.files)}")
 
 
 def _add_list(commands: Any) -> None:
@@ -400,8 +465,6 @@ def load_task(given: "str | Checkpoint", kind: type[Task], device: str = "cpu") 
     Raises:
         ZooError: if it can't be opened, or is one of another family.
     """
-    import torch
-
     from zoo.catalogue import load_pretrained
     from zoo.checkpoint import Checkpoint
 
@@ -411,11 +474,18 @@ def load_task(given: "str | Checkpoint", kind: type[Task], device: str = "cpu") 
             f"{checkpoint.path} was made by {checkpoint.task}; this command needs one of {kind.__qualname__}",
             argument="--ckpt",
         )
+    check_device(device)
+    task = load_pretrained(checkpoint)
+    task.to(device)
+    return cast(Task, task)
+
+
+def check_device(device: str) -> None:
+    """Raise ZooError unless ``--device`` is one that can be used here."""
+    import torch
+
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ZooError(f"--device: got {device!r}, which can't be used here ({reason}); try cpu") from None
-    task = load_pretrained(checkpoint)
-    task.to(device)
-    return cast(Task, task)

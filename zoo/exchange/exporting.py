@@ -25,7 +25,8 @@ from zoo.checkpoint.index import Entry, companion, entry_of
 from zoo.checkpoint.remote import is_address
 from zoo.checkpoint.transfer import weights_digest
 from zoo.errors import ZooError
-from zoo.exchange.files import CONFIG, DIGEST, FORMATS, WEIGHTS, brief, checked_place, placed, size, write_checkpoint
+from zoo.exchange.files import CONFIG, DIGEST, FORMATS, WEIGHTS, brief, size, write_checkpoint
+from zoo.placing import checked_place, placed
 from zoo.tasks import ZooTask
 from zoo.tasks.pretrained import network_tensors
 from zoo.tasks.settings import plain

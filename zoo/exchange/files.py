@@ -1,9 +1,6 @@
-"""What writing and reading other formats share: their names, a place to write to, and a whole checkpoint."""
+"""What writing and reading other formats share: their names, and a whole checkpoint."""
 
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,41 +27,6 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 DIGEST = "weights_sha256"
 """Of the tensors, in the metadata of a .safetensors file and in a folder's config.json."""
-
-
-def checked_place(out: str | Path, suffix: str, overwrite: bool) -> Path:
-    """``--out`` as a path that can be written to.
-
-    Raises:
-        ZooError: if it can't.
-    """
-    target = Path(out)
-    if suffix and target.suffix != suffix:
-        raise ZooError(f"--out: got {str(out)!r}; the file must end in {suffix}")
-    if not target.name:
-        raise ZooError(f"--out: got {str(out)!r}; name a new folder")
-    if not target.parent.is_dir():
-        raise ZooError(f"--out: got {str(out)!r}; there is no folder {target.parent}, so make it first")
-    if suffix and target.is_dir():
-        raise ZooError(f"--out: {out} is a folder; name a file in it")
-    if not suffix and target.is_file():
-        raise ZooError(f"--out: {out} is a file; name a folder that isn't there yet")
-    if target.exists() and not overwrite and (suffix or any(target.iterdir())):
-        raise ZooError(f"--out: {out} is there already; name another, or replace it with --overwrite")
-    return target
-
-
-@contextmanager
-def placed(target: Path) -> Iterator[Path]:
-    """A path to write to beside the target, which is replaced if all goes well."""
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        part = Path(scratch) / target.name
-        yield part
-        if target.is_dir():
-            for file in part.iterdir():
-                os.replace(file, target / file.name)
-        else:
-            os.replace(part, target)
 
 
 def size(file: Path) -> str:

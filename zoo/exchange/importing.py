@@ -23,8 +23,9 @@ from zoo.checkpoint.identity import (
 )
 from zoo.checkpoint.transfer import weights_digest
 from zoo.errors import CheckpointMismatchError, ZooError, listed
-from zoo.exchange.files import CONFIG, DIGEST, WEIGHTS, brief, checked_place, placed, write_checkpoint
+from zoo.exchange.files import CONFIG, DIGEST, WEIGHTS, brief, write_checkpoint
 from zoo.families import class_path, families
+from zoo.placing import checked_place, placed
 from zoo.tasks import ZooTask
 from zoo.tasks.claims import IDENTITY_TENSOR, claim_of
 from zoo.tasks.pretrained import NETWORK

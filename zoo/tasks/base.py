@@ -175,6 +175,30 @@ class ZooTask(pl.LightningModule, ABC):
             argument="--to",
         )
 
+    def inputs_of(self, batch: Any) -> Tensor:
+        """What of a batch of the data module's the network reads.
+
+        Raises:
+            ZooError: if the family doesn't say, so that nobody can look inside.
+        """
+        raise ZooError(
+            f"{type(self).__name__} doesn't say what of a batch its network reads, so its models can't be looked into; "
+            "write its inputs_of",
+            argument="checkpoint",
+        )
+
+    def token_names(self, inputs: Tensor) -> list[str]:
+        """What the tokens of a sample, inputs (1, ...), are called, in the order of queries; [] if unknown."""
+        return []
+
+    def with_attention_options(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        """This task's settings with some options of its attention set anew; None where the attention has no such one.
+
+        Args:
+            options: values by name.
+        """
+        return None
+
     def graph_properties(self) -> dict[str, str]:
         """What an exported graph is to say of its inputs or outputs, in JSON where it isn't one word."""
         return {}

@@ -174,6 +174,13 @@ class GraphPredictionTask(ScoredTask):
         values[-1][0, 0], values[-1][1] = torch.nan, torch.nan  # nothing measured there
         return ExampleInputs("values", values, {0: Dim("batch")})
 
+    def inputs_of(self, batch: Mapping[str, Any]) -> Tensor:
+        return batch["values"]
+
+    def token_names(self, inputs: Tensor) -> list[str]:
+        """The graph's nodes."""
+        return list(self.network.spec.nodes)
+
     def graph_properties(self) -> dict[str, str]:
         return {"names": json.dumps(self.names)}
 

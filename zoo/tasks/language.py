@@ -14,7 +14,7 @@ from torchmetrics import MetricCollection
 
 from zoo.attention.base import Attention
 from zoo.attention.damcha import DamchaAttention
-from zoo.attention.damcha.method import SWITCHES, chosen_attention, switches_in
+from zoo.attention.damcha.method import SWITCHES, chosen_attention, reset_options, switches_in
 from zoo.attention.damcha.metric import METRIC_OPTIONS
 from zoo.checkpoint.identity import digest
 from zoo.checkpoint.transfer import TensorTransfer
@@ -72,6 +72,9 @@ def metrics_for(prefix: str) -> MetricCollection:
 
 
 _STACK = ("d_model", "n_heads", "d_ff", "n_layers", "norm_first", "positions", "max_len", "tie_embeddings")
+_SEEN = str.maketrans(
+    {" ": "\N{MIDDLE DOT}", "\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW}"}
+)
 _METHOD = (*SWITCHES, *METRIC_OPTIONS)  # the method's own names for what attention is
 
 
@@ -251,6 +254,20 @@ class LanguageModelTask(ScoredTask):
         shapes = [(2, min(8, longest)), (1, 1), (3, min(24, longest))]
         tokens = [torch.randint(self.network.vocab_size, shape, generator=random) for shape in shapes]
         return ExampleInputs("tokens", tokens, {0: Dim("batch"), 1: Dim("length", max=longest)})
+
+    def inputs_of(self, batch: Tensor) -> Tensor:
+        return batch[:, :-1]
+
+    def token_names(self, inputs: Tensor) -> list[str]:
+        """Each token's text, with blanks and the ends of lines to be seen."""
+        end = self.tokenizer.end
+        return [
+            "<end>" if token == end else self.tokenizer.decode([token]).translate(_SEEN) for token in inputs[0].tolist()
+        ]
+
+    def with_attention_options(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        settings = plain(self.settings)
+        return reset_options(settings, settings, self._attention(settings)[0], options)
 
     def graph_properties(self) -> dict[str, str]:
         return {"tokens_digest": digest({"tokens": self.data_identity["tokens"]})}

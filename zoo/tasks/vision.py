@@ -18,7 +18,7 @@ from torch.export import Dim
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
-from zoo.attention.damcha.method import switches_in
+from zoo.attention.damcha.method import reset_options, switches_in
 from zoo.checkpoint.index import resolve
 from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError, listed
@@ -273,6 +273,27 @@ class ImageClassificationTask(ScoredTask):
         random, identity = torch.Generator().manual_seed(0), self.data_identity
         shape = (identity["channels"], *identity["image_size"])
         return ExampleInputs("image", [torch.randn(n, *shape, generator=random) for n in (2, 1, 3)], {0: Dim("batch")})
+
+    def inputs_of(self, batch: Mapping[str, Any]) -> Tensor:
+        return batch["image"]
+
+    def token_names(self, inputs: Tensor) -> list[str]:
+        """Row and column of each patch, behind class and register tokens; none for a network without patches."""
+        patches: Any = getattr(self.network, "patch_embed", None)
+        if not hasattr(patches, "dynamic_feat_size"):
+            return []
+        rows, columns = patches.dynamic_feat_size(inputs.shape[-2:])
+        first = ["class"] if getattr(self.network, "cls_token", None) is not None else []
+        others = range(getattr(self.network, "num_prefix_tokens", len(first)) - len(first))
+        return [*first, *(f"register {i}" for i in others), *(f"{i},{j}" for i in range(rows) for j in range(columns))]
+
+    def with_attention_options(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
+        settings = plain(self.settings)
+        name, given = settings["name"], dict(settings["options"])
+        if not is_ours(name):
+            return None
+        args = (settings["attention"], settings["attention_options"], depth_of(name, given))
+        return reset_options(settings, settings["options"], attention_of(given, *args)[0], options)
 
     def graph_properties(self) -> dict[str, str]:
         return {"names": json.dumps(self.classes)}

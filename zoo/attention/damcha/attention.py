@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor, nn
 
-from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, register_attention
+from zoo.attention.base import Attention, AttentionCache, AuxiliaryLoss, Masks, Shown, register_attention
 from zoo.attention.damcha.contexts import PrefixState
 from zoo.attention.damcha.metric import BlockMetrics, MetricOptions, StructuredMLPForM
 from zoo.attention.mixing import mix
@@ -120,6 +120,13 @@ class DamchaAttention(Attention):
     def matrices(self) -> dict[str, Tensor]:
         """The full metric M (D, D), averaged over the contexts of the last batch."""
         return {"M": self.metric_generator.mean_metric(self.layer_idx)}
+
+    def shown(self, x: Tensor, masks: Masks, shared: Any) -> dict[str, Shown]:
+        """The metric M and the heads' metrics; with coefficients of off-diagonal blocks those as well, alpha[i, j, k]
+        that of diagonal block k in block (i, j), and of ``bayesian`` their standard deviations."""
+        axes = ("block_row", "block_column", "diagonal_block")
+        coefficients = self.metric_generator.off_diagonal_coefficients()
+        return super().shown(x, masks, shared) | {name: Shown(alpha, axes) for name, alpha in coefficients.items()}
 
 
 def _generator(d_model: int, n_heads: int, n_layers: int, dropout: float, options: DamchaOptions) -> StructuredMLPForM:

@@ -128,6 +128,33 @@ def chosen_attention(
     return kind, parse_options(kind, {**kind.defaults(stack, n_layers), **meant, **given})
 
 
+def reset_options(
+    settings: dict[str, Any], switches: dict[str, Any], kind: type[Attention], options: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Set options of an attention anew, in settings that may have some of them as switches of the method's.
+
+    Args:
+        settings: with ``attention_options``; written to.
+        switches: where the method's switches are, in ``settings`` or a part of them; written to.
+        kind: the attention that the settings mean.
+        options: the new values by name.
+
+    Returns:
+        The settings; None, and nothing is written, if the attention has no such option.
+    """
+    if not set(options) <= {item.name for item in fields(kind.Options)}:
+        return None
+    given = dict(settings.get("attention_options") or {})
+    for name, value in options.items():
+        if kind is DamchaAttention and name in known_switches():
+            given.pop(name, None)
+            switches[name] = value
+        else:
+            given[name] = value
+    settings["attention_options"] = given or None
+    return settings
+
+
 class MBasedAttention(Attention):
     r"""Multi-head attention whose scores come from a generated metric, by the method's own names and switches.
 

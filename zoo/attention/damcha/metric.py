@@ -503,6 +503,17 @@ class StructuredMLPForM(nn.Module):
         finally:
             self.train(was_training)
 
+    @torch.no_grad()
+    def off_diagonal_coefficients(self) -> dict[str, Tensor]:
+        """``alpha`` (H, H, H), NaN for the diagonal blocks i = j, and of ``bayesian`` ``alpha_std``; else nothing."""
+        found: dict[str, Tensor] = {}
+        if self.off_diag_mode == "linear_comb":
+            found["alpha"] = self.alpha
+        elif self.off_diag_mode == "bayesian":
+            found |= {"alpha": self.alpha_mu, "alpha_std": torch.exp(self.alpha_logvar / 2)}
+        own = self._eye().bool().unsqueeze(-1)
+        return {name: values.masked_fill(own, float("nan")) for name, values in found.items()}
+
     def get_kl_divergence(self) -> Tensor:
         r"""KL of the coefficients from N(0, 1): the sum over i != j and k of (exp(logvar) + mu^2 - 1 - logvar) / 2.
 
