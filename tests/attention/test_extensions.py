@@ -11,7 +11,7 @@ from tests.oracles.damcha import DecoderOracle
 from zoo.attention import DamchaAttention, Masks, MBasedAttention, StructuredMLPForM, create_attention
 from zoo.attention.stacks import lr_factors
 from zoo.errors import ZooError
-from zoo.models.decoder import Decoder
+from zoo.models.decoder import Decoder, LanguageModel
 from zoo.models.vision_transformer import VisionTransformer
 
 H, DH = 3, 2
@@ -132,6 +132,15 @@ def test_a_key_projection_of_the_identity_is_none():
     x = torch.randn(2, 5, D)
     torch.testing.assert_close(layer(x, Masks(True))[0], plain(x, Masks(True))[0])
     assert set(layer.projections()) == {"W_k", "W_v", "out_proj"}
+
+
+def test_models_with_projected_keys_are_exported():
+    given = {"attention": "damcha", "attention_options": {"mlp_hidden": (4,), "key_projection": True}}
+    language = LanguageModel(7, D, H, 8, 1, **given).eval()
+    vision = VisionTransformer(img_size=8, patch_size=4, embed_dim=D, depth=1, num_heads=H, num_classes=2, **given)
+    for model, example in ((language, torch.tensor([[1, 2, 3]])), (vision.eval(), torch.rand(1, 3, 8, 8))):
+        model.requires_grad_(False)
+        torch.testing.assert_close(torch.export.export(model, (example,)).module()(example), model(example))
 
 
 def test_the_methods_own_layer_takes_the_additions():

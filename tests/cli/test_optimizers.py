@@ -175,7 +175,7 @@ def test_a_rate_finder_searches_and_goes_on_with_a_generators_factor(fit, steps_
     task, optimizer, _, _ = fit(*SGD, *SLOW, *finder, "--trainer.logger=true", steps=3)
     assert task.lr != 0.1
     assert_generator_is_slow(task, optimizer, task.lr)
-    assert len(steps_rates) == 23
+    assert len(steps_rates) > 3, "the search's steps too"
     assert all(low == pytest.approx(0.1 * high) for low, high in steps_rates)
 
 
