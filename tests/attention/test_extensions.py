@@ -82,7 +82,7 @@ def test_a_generator_that_starts_at_the_identity_learns_with_all_its_parameters(
 
 @pytest.mark.parametrize("share", [True, False])
 def test_both_stacks_start_at_the_scores_of_the_input_with_itself(share):
-    options = {"mlp_hidden": (4,), "identity_start": True, "share_mlp": share}
+    options = {"mlp_hidden": (4,), "identity_start": True, "share_mlp": share, "key_projection": True}
     decoder = Decoder(D, H, 8, 2, 0.0, attention="damcha", attention_options=options)
     sizes = {"img_size": 8, "patch_size": 4, "embed_dim": D, "depth": 2, "num_heads": H, "num_classes": 2}
     vision = VisionTransformer(**sizes, attention="damcha", attention_options=options)
@@ -147,7 +147,7 @@ def test_the_methods_own_layer_takes_the_additions():
     generator = StructuredMLPForM(D, H, (4,), identity_start=True)
     layer = MBasedAttention(D, H, shared_mlp=generator, key_projection=True)
     assert isinstance(layer, DamchaAttention)
-    assert isinstance(layer.W_k, nn.Linear)
+    assert torch.equal(layer.W_k.weight, torch.eye(D)), "as the generator starts, whose option it is"
     with pytest.raises(ZooError, match=r"^generator_lr_factor: given beside shared_mlp, which has its own options"):
         MBasedAttention(D, H, shared_mlp=generator, generator_lr_factor=0.5)
     for name, value in (("key_projection", True), ("identity_start", True), ("generator_lr_factor", 0.5)):

@@ -70,6 +70,7 @@ class DamchaAttention(Attention):
         self.generator: StructuredMLPForM | None = None
         if shared is None:
             self.generator = _generator(self.d_model, self.n_heads, self.n_layers, self.hidden_dropout, self.options)
+        self.init_weights()
 
     @classmethod
     def make_shared(
@@ -120,6 +121,13 @@ class DamchaAttention(Attention):
                 f"{(B, T, H, dh, dh)}"
             )
         return (x.view(B, T, H, 1, dh) @ m).squeeze(-2).transpose(1, 2)
+
+    def init_weights(self) -> None:
+        """Beside a metric that starts at the identity, the keys' projection does too; else it is drawn."""
+        if self.W_k is not None and self.metric_generator.identity_start:
+            nn.init.eye_(self.W_k.weight)
+            if self.W_k.bias is not None:
+                nn.init.zeros_(self.W_k.bias)
 
     def auxiliary_losses(self) -> list[AuxiliaryLoss]:
         """The KL term of ``off_diag_mode`` bayesian; the first layer speaks for a shared generator."""

@@ -83,7 +83,8 @@ class MetricOptions:
     identity_start: bool = option(
         False,
         "an addition of this zoo, not the method's: every head's metric starts as the identity, whatever the context, "
-        "and the generator learns how to leave it; a low rank must be at least d_model / n_heads",
+        "and the generator learns how to leave it; the projection of key_projection then starts so too; a low rank "
+        "must be at least d_model / n_heads",
         shapes_weights=False,
     )
     generator_lr_factor: float = option(
