@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from tests.oracles.compare import LargestTensor, assert_same_with_gradients, gradients, padding, randomized
 from zoo.attention import Attention, AuxiliaryLoss, Masks, attention_class
+from zoo.attention.stacks import lr_factors
 from zoo.errors import ZooError
 from zoo.models.decoder import Decoder, DecoderCache, LanguageModel
 from zoo.models.vision_transformer import VisionTransformer
@@ -311,7 +312,8 @@ def check_options(name: str) -> None:
 
 
 def check_options_act(name: str) -> None:
-    """Every option changes parameters, outputs, losses, matrices or at least the number of operations."""
+    """Every option changes parameters, their learning rates, outputs, losses, matrices or at least the number of
+    operations."""
     kind = attention_class(name)
     hints, bases = get_type_hints(kind.Options), [{**small(name), **chosen} for chosen in choices(name)]
     known: dict[int, Any] = {}
@@ -344,6 +346,7 @@ def footprint(name: str, options: dict[str, Any]) -> dict[str, Any]:
         y = decoder(x)
     found = {"start": start, "causal": y, "full": decoder.attentions[0](x)[0].detach()}
     found["matrices"], found["operations"] = dict(decoder.matrices()), counter.operations
+    found["lr_factors"] = lr_factors(decoder)
     torch.manual_seed(0)
     decoder.train()(x)
     found["losses"] = {key: (value.detach(), weight) for key, (value, weight) in decoder.auxiliary_losses().items()}
@@ -388,7 +391,7 @@ def check_sizes(name: str) -> None:
 
 
 def check_shown(name: str, options: dict[str, Any]) -> None:
-    """Weights, matrices, losses and projections are what the contract says they are."""
+    """Weights, matrices, losses, projections and factors of learning rates are what the contract says they are."""
     attention, x = layer(name, **options), tokens()
     weights = attention(x, Masks(True), need_weights=True)[1]
     assert weights is None or (weights.dim() == 4 and weights.shape[0] == 2 and weights.shape[2:] == (T, T))
@@ -420,6 +423,9 @@ def check_shown(name: str, options: dict[str, Any]) -> None:
             assert all(size % item.blocks == 0 for size in item.values.shape)
             assert not item.values.isinf().any()
         assert torch.equal(attention(single_sample, masks)[0], y)  # looking changes nothing
+    for start, factor in attention.lr_factors().items():
+        assert any(parameter.startswith(start) for parameter, _ in attention.named_parameters())
+        assert 0 < factor < float("inf")
     for projection in attention.projections():
         assert isinstance(attention.get_submodule(projection), nn.Linear)
     model = network(name, **options).train()

@@ -1,5 +1,7 @@
 """Any attention from the command line: trained, tested and used from the checkpoint alone."""
 
+import json
+
 import pytest
 import torch
 
@@ -36,12 +38,15 @@ def test_pictures_are_learned_and_tested_with_every_attention(name, small, light
 
 
 def test_options_reach_the_attention_and_come_back_from_the_checkpoint(small, lightning, tmp_path):
-    options = ["--model.attention", "damcha", "--model.attention_options", '{"share_mlp": false, "mlp_hidden": [8]}']
+    given = {"share_mlp": False, "mlp_hidden": [8], "key_projection": True, "identity_start": True}
+    options = ["--model.attention", "damcha", "--model.attention_options", json.dumps(given)]
     lightning("fit", *small("lm/stdlib_standard.yaml"), *options, *TWO_STEPS)
     task = zoo.load_pretrained(next(tmp_path.glob("runs/**/best.ckpt")))
     layer = task.network.decoder.layers[0].attention
     assert layer.name == "damcha"
     assert layer.generator.hidden[0].out_features == 8
+    assert layer.generator.identity_start
+    assert layer.W_k.weight.shape == (16, 16)
 
 
 @pytest.mark.parametrize(

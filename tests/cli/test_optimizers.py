@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.cli.conftest import CONFIGS
 from zoo.checkpoint.identity import read_checkpoint
@@ -10,6 +11,7 @@ from zoo.tasks import ZooTask
 
 SGD = ("--optimizer", "SGD", "--optimizer.lr", "0.1")
 COSINE = ("--lr_scheduler", "CosineAnnealingLR", "--lr_scheduler.T_max", "4")
+SLOW = ("--model.generator_lr_factor", "0.1")
 
 
 @pytest.fixture
@@ -118,3 +120,66 @@ def test_help_lists_optimizers_and_schedulers(lightning, capfd):
     with pytest.raises(SystemExit):
         lightning("fit", "--optimizer.help", "SGD")
     assert "--optimizer.momentum" in capfd.readouterr().out
+
+
+# ---------------------------------------------------------------------- factors that an attention says
+
+
+@pytest.fixture
+def steps_rates():
+    """The learning rates of all groups at every step of every optimizer, the smallest first."""
+    found = []
+    hook = register_optimizer_step_pre_hook(
+        lambda optimizer, args, kwargs: found.append(sorted({group["lr"] for group in optimizer.param_groups}))
+    )
+    yield found
+    hook.remove()
+
+
+def assert_generator_is_slow(task, optimizer, height):
+    """Every parameter is in a group, the generator's at a tenth of the learning rate."""
+    rates = {id(p): group.get("initial_lr", group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    found = {name: rates.pop(id(p)) for name, p in task.network.named_parameters()}
+    assert rates == {}
+    for name, lr in found.items():
+        assert lr == pytest.approx(height * (0.1 if ".shared_mlp." in name else 1)), name
+
+
+def test_a_generators_factor_holds_at_every_step_of_a_run_and_when_it_goes_on(fit, steps_rates, capfd):
+    task, optimizer, _, last = fit(*SLOW, "--trainer.log_every_n_steps", 1)
+    assert_generator_is_slow(task, optimizer, 6e-3)
+    monitor = next(c for c in task.trainer.callbacks if isinstance(c, LearningRateMonitor))
+    assert len(monitor.lrs) == len(optimizer.param_groups) == 4, "with decay and without, each at two rates"
+    assert sorted({group[-1] for group in monitor.lrs.values()}) == pytest.approx(steps_rates[-1])
+    task, optimizer, _, _ = fit("--ckpt_path", last, steps=4)
+    assert task.settings["generator_lr_factor"] == 0.1, "a run keeps it"
+    assert_generator_is_slow(task, optimizer, 6e-3)
+    assert len(steps_rates) == 4
+    assert all(low == pytest.approx(0.1 * high) for low, high in steps_rates)
+    with pytest.raises(SystemExit):
+        fit("--model.generator_lr_factor", "0.5", "--ckpt_path", last, steps=4)
+    assert "model.generator_lr_factor: 0.1 in the checkpoint, 0.5 here" in capfd.readouterr().err
+
+
+def test_a_chosen_optimizer_honours_a_generators_factor_and_goes_on_with_it(fit, steps_rates):
+    task, optimizer, _, last = fit(*SGD, *COSINE, *SLOW)
+    assert_generator_is_slow(task, optimizer, 0.1)
+    task, optimizer, _, _ = fit(*SGD, *COSINE, "--ckpt_path", last, steps=4)
+    assert_generator_is_slow(task, optimizer, 0.1)
+    assert len(steps_rates) == 4
+    assert all(low == pytest.approx(0.1 * high) for low, high in steps_rates)
+
+
+def test_a_rate_finder_searches_and_goes_on_with_a_generators_factor(fit, steps_rates):
+    finder = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=20")
+    task, optimizer, _, _ = fit(*SGD, *SLOW, *finder, "--trainer.logger=true", steps=3)
+    assert task.lr != 0.1
+    assert_generator_is_slow(task, optimizer, task.lr)
+    assert len(steps_rates) > 3, "the search's steps too"
+    assert all(low == pytest.approx(0.1 * high) for low, high in steps_rates)
+
+
+def test_a_schedule_that_undoes_factors_is_told(fit):
+    cycle = ("--lr_scheduler", "OneCycleLR", "--lr_scheduler.max_lr", "0.1", "--lr_scheduler.total_steps", "4")
+    with pytest.warns(UserWarning, match="--lr_scheduler: OneCycleLR sets one rate for all parameters"):
+        fit(*cycle, *SLOW)

@@ -154,8 +154,12 @@ def attention(
     metrics: Metrics | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    key_projection: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """y (B, T, D) and the weights (B, H, T, T). ``metrics`` None: query and key projections, ordinary attention."""
+    """y (B, T, D) and the weights (B, H, T, T). ``metrics`` None: query and key projections, ordinary attention.
+
+    ``key_projection``: keys beside a metric are slices of a projection, no longer of x.
+    """
     B, T, D = x.shape
     dh = D // n_heads
     y = [[torch.zeros(D, dtype=x.dtype) for _ in range(T)] for _ in range(B)]
@@ -179,7 +183,8 @@ def attention(
                     if metrics is None:
                         score = affine(x[b, t], params, "W_q")[head] @ affine(x[b, s], params, "W_k")[head]
                     else:
-                        score = x[b, t, head] @ metrics(b, t)[i] @ x[b, s, head]
+                        key = affine(x[b, s], params, "W_k") if key_projection else x[b, s]
+                        score = x[b, t, head] @ metrics(b, t)[i] @ key[head]
                     score = score / math.sqrt(dh)
                     scores[s] = score + entry if entry is not None and entry.is_floating_point() else score
                 mixed = torch.zeros(dh, dtype=x.dtype)
@@ -226,7 +231,8 @@ class DecoderOracle:
     def generator(self, layer: int) -> GeneratorOracle:
         prefix = "shared_mlp." if self.share_mlp else f"layers.{layer}.attention.generator."
         alpha = None if self.alphas is None else self.alphas[0 if self.share_mlp else layer]
-        options = {name: value for name, value in (self.options or {}).items() if name != "off_diag_alpha_init"}
+        others = ("off_diag_alpha_init", "key_projection")  # not the generator's arithmetic
+        options = {name: value for name, value in (self.options or {}).items() if name not in others}
         return GeneratorOracle(under(self.params, prefix), self.d_model, self.n_heads, alpha=alpha, **options)
 
     def run(self, x: Tensor, real: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -266,7 +272,8 @@ class DecoderOracle:
             metrics = self.generator(n).metrics(source, real, True, n)
         elif self.use_M:
             metrics = static_metrics(p["M0"], self.n_heads)
-        return attention(a, p, self.n_heads, real, metrics, causal=True)[0]
+        projected = bool((self.options or {}).get("key_projection"))
+        return attention(a, p, self.n_heads, real, metrics, causal=True, key_projection=projected)[0]
 
     def final_matrices(self, x: Tensor, real: Tensor) -> list[Tensor]:
         """Each layer's M (D, D) of the final prefix, averaged over the batch."""

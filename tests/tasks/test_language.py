@@ -265,3 +265,21 @@ def test_use_multihead_M_is_accepted_and_changes_nothing(data):
     on, off = weights(True), weights(False)
     assert on.keys() == off.keys()
     assert all(torch.equal(on[name], off[name]) for name in on)
+
+
+def test_this_zoos_additions_are_the_same_as_arguments_and_as_options():
+    added = {"identity_start": True, "generator_lr_factor": 0.1, "key_projection": True}
+    flat = LanguageModelTask(**TINY, **added)
+    named = LanguageModelTask(**TINY, attention="damcha", attention_options=added)
+    plain = LanguageModelTask(**TINY)
+    assert flat.network_of(flat.settings) == named.network_of(named.settings)
+    kept, theirs = flat.kept_of(flat.settings), named.kept_of(named.settings)
+    assert kept["generator_lr_factor"] == theirs["generator_lr_factor"] == 0.1
+    # of the three, one makes another network, one another run, and one is over once a run has begun
+    other = {
+        name for name, value in flat.kept_of(flat.settings).items() if value != plain.kept_of(plain.settings)[name]
+    }
+    assert other == {"generator_lr_factor", "key_projection"}
+    old = {name: value for name, value in plain.settings.items() if name not in added}  # from before there were any
+    assert plain.network_of(old) == plain.network_of(plain.settings) != flat.network_of(flat.settings)
+    assert plain.kept_of(old) == plain.kept_of(plain.settings)

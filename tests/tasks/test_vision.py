@@ -297,9 +297,9 @@ def test_more_blocks_than_there_are_is_refused(settings, message):
         fitted(task, digits(image_size=8))
 
 
-@pytest.mark.parametrize("share_mlp", [True, False])
-def test_learning_rates_fall_from_head_to_stem_by_the_factor(share_mlp):
-    options = {"share_mlp": share_mlp, "off_diag_mode": "linear_comb"}
+@pytest.mark.parametrize(("share_mlp", "of_generator"), [(True, 1.0), (True, 0.1), (False, 0.1)])
+def test_learning_rates_fall_from_head_to_stem_by_the_factor_and_by_the_generators(share_mlp, of_generator):
+    options = {"share_mlp": share_mlp, "off_diag_mode": "linear_comb", "generator_lr_factor": of_generator}
     task = a_task(options=options, lr=0.01, layer_decay=0.5, weight_decay=0.3)
     trainer = fitted(task, max_steps=1)
     names = {parameter: name for name, parameter in task.network.named_parameters()}
@@ -312,7 +312,8 @@ def test_learning_rates_fall_from_head_to_stem_by_the_factor(share_mlp):
     for name, (lr, decay) in found.items():
         power = {"head": 0, "norm": 1, "blocks.1": 1, "blocks.0": 2}
         steps = next((power[start] for start in power if name.startswith(f"{start}.")), 3)
-        assert lr == pytest.approx(0.01 * 0.5**steps), name
+        is_generators = "shared_mlp." in name or ".generator." in name
+        assert lr == pytest.approx(0.01 * 0.5**steps * (of_generator if is_generators else 1)), name
         spared = name in ("pos_embed", "cls_token") or name.endswith("bias") or "norm" in name
         assert decay == (0.0 if spared else 0.3), name
 

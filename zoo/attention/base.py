@@ -308,6 +308,15 @@ class Attention(nn.Module, ABC):
         """Names of the linear layers that low-rank adapters (LoRA) may stand beside; all that are direct children."""
         return [name for name, module in self.named_children() if type(module) is nn.Linear]
 
+    def lr_factors(self) -> dict[str, float]:
+        """By what the learning rate of some parameters is multiplied: positive numbers, by the beginnings of the
+        parameters' names, such as ``{"gate.": 0.1}``. Those that aren't named learn at the learning rate itself.
+
+        Every optimizer honours it, chosen ones too. A module inside, or one that the stack owns, may have a method of
+        the same name for its own parameters; where several speak of a parameter, factors multiply.
+        """
+        return {}
+
     def init_weights(self) -> None:
         """Draw anew what isn't a linear layer's; a stack calls it after giving those its own start (timm's name)."""
 

@@ -1,10 +1,12 @@
 """What stacks of attention layers have in common, whatever their families."""
 
+import math
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.attention.base import METRIC, Attention
+from zoo.errors import ZooError
 
 
 def layer_matrices(layers: Sequence[Attention]) -> list[tuple[str, Tensor]]:
@@ -23,4 +25,20 @@ def summed_losses(layers: Sequence[Attention]) -> dict[str, tuple[Tensor, float]
         for loss in layer.auxiliary_losses():
             value, _ = found.get(loss.name, (0, 0))
             found[loss.name] = (value + loss.value, loss.weight)
+    return found
+
+
+def lr_factors(network: nn.Module) -> dict[str, float]:
+    """By what the learning rate of each of a network's parameters is multiplied, as its modules say.
+
+    Raises:
+        ZooError: for a factor that is no positive number.
+    """
+    found = {name: 1.0 for name, _ in network.named_parameters()}
+    for where, module in network.named_modules():
+        for start, factor in getattr(module, "lr_factors", dict)().items():
+            if not 0 < factor < math.inf:
+                raise ZooError(f"lr_factors: got {factor!r} for {start!r} of {where}; must be a positive number")
+            whole = f"{where}.{start}" if where else start
+            found |= {name: before * factor for name, before in found.items() if name.startswith(whole)}
     return found

@@ -77,8 +77,8 @@ class Decoder(nn.Module):
         attention: name of the attention, see ``zoo.list_attentions()``; None for what the method's switches mean.
         attention_options: its options by name.
         switches: the method's: ``use_M`` (False is ordinary attention), ``use_mlp`` (False is the static ablation),
-            ``share_mlp`` (one generator for the stack), ``mlp_hidden`` and the other options of the generator, see
-            ``MetricOptions``; ``use_multihead_M`` is accepted and changes nothing.
+            ``share_mlp`` (one generator for the stack), ``mlp_hidden`` and the other options of ``damcha``, see
+            ``DamchaOptions``; ``use_multihead_M`` is accepted and changes nothing.
 
     Raises:
         ZooError: for a value out of range or a combination of switches without meaning.

@@ -163,8 +163,8 @@ class VisionTransformer(timm_vit.VisionTransformer):
             that it replaces.
         options: timm's further arguments (``img_size``, ``patch_size``, ``in_chans``, ``num_classes``,
             ``drop_path_rate``, ...), and the method's switches: ``use_M`` (False is timm's own attention), ``use_mlp``
-            (False is the static ablation), ``share_mlp``, ``mlp_hidden`` and the other options of the generator, see
-            ``MetricOptions``; ``use_multihead_M`` is accepted and changes nothing.
+            (False is the static ablation), ``share_mlp``, ``mlp_hidden`` and the other options of ``damcha``, see
+            ``DamchaOptions``; ``use_multihead_M`` is accepted and changes nothing.
 
     Raises:
         ZooError: for a value out of range or a combination of switches without meaning.

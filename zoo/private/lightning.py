@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.tuner.lr_finder import _ExponentialLR, _LinearLR
 from torch import Tensor
 
 
@@ -74,6 +75,30 @@ def keep_to_own_folder(trainer: pl.Trainer, states: dict[str, Any], resumed: str
         if not best:
             forgotten = ("best_model_score", "kth_value", "current_score")
             states[callback.state_key] |= {name: getattr(callback, name) for name in forgotten}
+
+
+def search_by_factors(trainer: pl.Trainer, key: str) -> bool:
+    """Let a learning-rate finder try each rate at the factors of the groups of parameters; whether one is searching.
+
+    It would train all groups at the same rate, and suggest one for a training that never happens.
+
+    Args:
+        trainer: whose training starts.
+        key: where a group has its factor.
+    """
+    found = False
+    for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
+        if not isinstance(scheduler, (_LinearLR, _ExponentialLR)):
+            continue
+        found, alike = True, scheduler.get_lr
+
+        def by_factors(
+            alike: Callable[[], list[float]] = alike, groups: list[dict[str, Any]] = scheduler.optimizer.param_groups
+        ) -> list[float]:
+            return [lr * group.get(key, 1.0) for lr, group in zip(alike(), groups, strict=True)]
+
+        scheduler.get_lr = by_factors  # type: ignore[method-assign]
+    return found
 
 
 def put_off_stop(trainer: pl.Trainer) -> bool:

@@ -34,7 +34,15 @@ from zoo.tasks.claims import (
     write_claim,
 )
 from zoo.tasks.layers import freeze
-from zoo.tasks.optimizer import ChosenOptimizer, Schedule, check_training, make_optimizer, move_lr, tell_unread
+from zoo.tasks.optimizer import (
+    ChosenOptimizer,
+    Schedule,
+    check_training,
+    keep_factors,
+    make_optimizer,
+    move_lr,
+    tell_unread,
+)
 from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.settings import defaults_of, plain
 from zoo.tasks.start import START_DEFAULTS, Start, StartOptions, check_start, settings_taken
@@ -438,6 +446,7 @@ class ZooTask(pl.LightningModule, ABC):
     def on_train_start(self) -> None:
         self.has_begun = True
         close_finished_epoch(self.trainer)
+        keep_factors(self)
         self.schedule.begin(self.trainer)
         take_gathered(self)
 

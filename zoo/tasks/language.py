@@ -14,8 +14,7 @@ from torchmetrics import MetricCollection
 
 from zoo.attention.base import Attention
 from zoo.attention.damcha import DamchaAttention
-from zoo.attention.damcha.method import SWITCHES, chosen_attention, reset_options, switches_in
-from zoo.attention.damcha.metric import METRIC_OPTIONS
+from zoo.attention.damcha.method import OPTIONS, SWITCHES, chosen_attention, reset_options, switches_in
 from zoo.checkpoint.identity import digest
 from zoo.checkpoint.transfer import TensorTransfer
 from zoo.errors import ZooError
@@ -75,7 +74,8 @@ _STACK = ("d_model", "n_heads", "d_ff", "n_layers", "norm_first", "positions", "
 _SEEN = str.maketrans(
     {" ": "\N{MIDDLE DOT}", "\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW}"}
 )
-_METHOD = (*SWITCHES, *METRIC_OPTIONS)  # the method's own names for what attention is
+# the method's own names for what attention is, and those of our additions; kl_weight is read on its own
+_METHOD = (*SWITCHES, *(name for name in OPTIONS if name != "kl_weight"))
 
 
 class LanguageModelTask(ScoredTask):
@@ -111,6 +111,11 @@ class LanguageModelTask(ScoredTask):
         context_stride: s > 1 gives s tokens in a row the metric of the first of them, which saves time and memory; an
             addition of this zoo. 1 is the method.
         chunk_size: how many metrics exist at once; less memory, more time, the same numbers. Left out: what is faster.
+        identity_start: every head's metric starts as the identity; an addition of this zoo, not the method's.
+        generator_lr_factor: factor of the learning rate for the generator's parameters; an addition of this zoo, not
+            the method's.
+        key_projection: keys are slices of a learned projection of a layer's input, not of the input itself; an addition
+            of this zoo, not the method's.
         use_multihead_M: accepted for compatibility with the method's command line; changes nothing.
         kl_weight: weight of the KL term of off_diag_mode bayesian in the loss.
         lr: AdamW's learning rate at its height.
@@ -133,10 +138,11 @@ class LanguageModelTask(ScoredTask):
     network_settings: ClassVar[tuple[str, ...]] = (
         *(*_STACK, "attention", "attention_options", *SWITCHES),
         *("off_diag_mode", "use_layer_bias", "layer_bias_rank", "compact_rank", "free_M", "context_stride"),
+        "key_projection",
     )
     free_settings: ClassVar[tuple[str, ...]] = (
         *ScoredTask.free_settings,
-        *("chunk_size", "off_diag_alpha_init", "use_multihead_M"),
+        *("chunk_size", "off_diag_alpha_init", "identity_start", "use_multihead_M"),
         *("max_new_tokens", "temperature", "top_k", "top_p", "stop", "sample_seed"),
     )
     mismatch_advice = (
@@ -175,6 +181,9 @@ class LanguageModelTask(ScoredTask):
         free_M: bool = False,
         context_stride: int = 1,
         chunk_size: int | None = None,
+        identity_start: bool = False,
+        generator_lr_factor: float = 1.0,
+        key_projection: bool = False,
         use_multihead_M: bool = True,
         kl_weight: float = 1e-4,
         lr: float = 3e-3,

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.cli import ReduceLROnPlateau, instantiate_class
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from zoo.attention.stacks import lr_factors
 from zoo.errors import ZooError
+from zoo.private.lightning import search_by_factors
 from zoo.tasks.settings import check_settings, defaults_of, plain
 
 if TYPE_CHECKING:
@@ -99,6 +101,10 @@ def _json(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
+LR_FACTOR = "lr_factor"
+"""Where a group of parameters keeps its factor of the learning rate; left out where it is 1."""
+
+
 def parameter_groups(task: "ZooTask") -> list[dict[str, Any]]:
     """What AdamW trains, in groups of equal weight decay and learning rate."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -106,23 +112,39 @@ def parameter_groups(task: "ZooTask") -> list[dict[str, Any]]:
     for name, parameter in task.network.named_parameters():
         if parameter.requires_grad:
             decay = task.settings["weight_decay"] if parameter.ndim >= 2 and name not in undecayed else 0.0
-            groups.setdefault((-decay, task.lr * factors[name]), []).append(parameter)
-    return [{"params": groups[key], "lr": key[1], "weight_decay": -key[0]} for key in sorted(groups)]
+            groups.setdefault((-decay, factors[name]), []).append(parameter)
+    return [_group(groups[key], key[1], lr=task.lr * key[1], weight_decay=-key[0]) for key in sorted(groups)]
+
+
+def _group(parameters: list[nn.Parameter], factor: float, **options: float) -> dict[str, Any]:
+    return {"params": parameters, **options, **({} if factor == 1 else {LR_FACTOR: factor})}
 
 
 def _lr_factors(task: "ZooTask") -> dict[str, float]:
-    """By what the learning rate of each parameter is multiplied: ``layer_decay`` for each block below the head."""
-    depths = task.depths()
+    """By what the learning rate of each parameter is multiplied: ``layer_decay`` for each block below the head, and
+    what the attention says of its own."""
+    depths, theirs = task.depths(), lr_factors(task.network)
     top = max(depths.values())
-    return {name: task.settings["layer_decay"] ** (top - depth) for name, depth in depths.items()}
+    return {name: task.settings["layer_decay"] ** (top - depth) * theirs[name] for name, depth in depths.items()}
+
+
+def keep_factors(task: "ZooTask") -> None:
+    """Give groups of parameters their factors of a rate that Lightning's finder gave to all alike; call it when
+    training starts, the finder's own included."""
+    searching = search_by_factors(task.trainer, LR_FACTOR)
+    for optimizer in task.trainer.optimizers:
+        for group in optimizer.param_groups:
+            if LR_FACTOR in group and (searching or group["lr"] == task.lr):
+                group["lr"] *= group[LR_FACTOR]
 
 
 def make_optimizer(task: "ZooTask") -> Any:
     """What ``configure_optimizers`` returns: the zoo's AdamW and schedule, or what was chosen in their place.
 
-    A chosen optimizer gets all parameters that are trained, and its options apply to all of them alike; beside
-    ``layer_decay`` its learning rate is that of the head, and falls from block to block below it. Without a chosen
-    scheduler its learning rate stays. A scheduler alone takes the place of AdamW's schedule.
+    A chosen optimizer gets all parameters that are trained, and its options apply to all of them alike; its learning
+    rate is multiplied by the factors of ``layer_decay``, from block to block below the head, and of an attention's
+    ``lr_factors``. Without a chosen scheduler its learning rate stays. A scheduler alone takes the place of AdamW's
+    schedule.
     """
     chosen = task.chosen_optimizer
     if chosen is None or chosen.optimizer is None:
@@ -141,9 +163,21 @@ def make_optimizer(task: "ZooTask") -> Any:
     if chosen.lr_scheduler is None:
         return optimizer
     scheduler = _made(chosen.lr_scheduler, optimizer, "--lr_scheduler")
+    if _are_lost(optimizer):
+        name = type(scheduler).__name__
+        rank_zero_warn(f"--lr_scheduler: {name} sets one rate for all parameters, so their factors of it aren't read")
     if isinstance(scheduler, ReduceLROnPlateau):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": scheduler.monitor}}
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler}}
+
+
+def _are_lost(optimizer: Optimizer) -> bool:
+    """Whether groups of parameters don't begin at their factors of one rate, as a scheduler set rates of its own."""
+    groups = optimizer.param_groups
+    if not any(LR_FACTOR in group for group in groups):
+        return False
+    rates = [group.get("initial_lr", group["lr"]) / group.get(LR_FACTOR, 1.0) for group in groups]
+    return bool(max(rates) > 1.001 * min(rates))
 
 
 def _make_chosen(task: "ZooTask", chosen: Mapping[str, Any]) -> Optimizer:
@@ -151,13 +185,16 @@ def _make_chosen(task: "ZooTask", chosen: Mapping[str, Any]) -> Optimizer:
     for name, parameter in task.network.named_parameters():
         if parameter.requires_grad:
             groups.setdefault(factors[name], []).append(parameter)
-    optimizer: Optimizer = _made(chosen, [{"params": groups[factor]} for factor in sorted(groups)], "--optimizer")
+    optimizer: Optimizer = _made(chosen, [_group(groups[f], f) for f in sorted(groups)], "--optimizer")
     lr = optimizer.defaults.get("lr")
     if not isinstance(lr, (int, float)):
-        if len(groups) > 1:
+        if set(groups) != {1.0}:
+            of_blocks = f"model.layer_decay {task.settings['layer_decay']}"
+            given = of_blocks if task.settings["layer_decay"] != 1 else "an attention's factor of the learning rate"
             raise ZooError(
-                f"model.layer_decay: got {task.settings['layer_decay']} beside {type(optimizer).__name__}, whose "
-                "learning rate is no number to multiply; leave one of them out"
+                f"got {type(optimizer).__name__}, whose learning rate is no number to multiply, beside {given}; leave "
+                "one of them out",
+                argument="--optimizer",
             )
         return optimizer
     if task.own_lr is None:  # else a finder found one

@@ -41,7 +41,8 @@ from zoo.tasks.start import StartOptions
 from zoo.tasks.vision_carry import adapt_pictures
 
 _KL_WEIGHT = 1e-4
-_SAME_NUMBERS = ("chunk_size", "off_diag_alpha_init")  # options of attention that a run may change
+# options of attention that a run may change
+_SAME_NUMBERS = ("chunk_size", "off_diag_alpha_init", "identity_start")
 DEFAULT_NAME = "damcha_vit_tiny_patch4_32"
 _NOT_OPTIONS = {
     "num_classes": "the data decides that",

@@ -21,6 +21,11 @@ class DamchaOptions(MetricOptions):
     mlp_hidden: Sequence[int] = option((256, 512), "hidden widths of the generator")
     share_mlp: bool = option(True, "one generator for the whole stack; false gives each layer its own")
     kl_weight: float = option(1e-4, "weight of the KL term of off_diag_mode bayesian in the loss", shapes_weights=False)
+    key_projection: bool = option(
+        False,
+        "an addition of this zoo, not the method's: keys are slices of a learned D x D projection of the layer's "
+        "input, in place of slices of the input itself",
+    )
 
 
 class FinishedMetrics:
@@ -43,6 +48,9 @@ class DamchaAttention(Attention):
     the mean of the tokens, causally from those up to the query: of the stack's input by the stack's generator
     (``share_mlp``), or of the layer's input by its own.
 
+    Additions of this zoo, off by default: ``context_stride``, ``identity_start``, ``generator_lr_factor``, and
+    ``key_projection``, with which :math:`S_i = X_i m_i (X W_k)_i^T / \sqrt{dh}`.
+
     Source: DAMCHA, equations (5) to (8), appendix D.
     """
 
@@ -52,6 +60,7 @@ class DamchaAttention(Attention):
     def build(self) -> None:
         self.W_v = self.linear()
         self.out_proj = self.out_linear()
+        self.W_k: nn.Linear | None = self.linear() if self.options.key_projection else None
         shared = self.shared_module
         if shared is not None and (shared.d_model, shared.n_heads) != (self.d_model, self.n_heads):
             raise ZooError(
@@ -61,6 +70,7 @@ class DamchaAttention(Attention):
         self.generator: StructuredMLPForM | None = None
         if shared is None:
             self.generator = _generator(self.d_model, self.n_heads, self.n_layers, self.hidden_dropout, self.options)
+        self.init_weights()
 
     @classmethod
     def make_shared(
@@ -80,8 +90,9 @@ class DamchaAttention(Attention):
     def attend(
         self, x: Tensor, masks: Masks, shared: Any, cache: AttentionCache | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        k, v = self.split_heads(x), self.split_heads(self.W_v(x))  # (B, H, T, dh)
-        q, keys_real = self._queries(x, k, masks, shared, cache), None
+        slices, v = self.split_heads(x), self.split_heads(self.W_v(x))  # (B, H, T, dh)
+        k = slices if self.W_k is None else self.split_heads(self.W_k(x))
+        q, keys_real = self._queries(x, slices, masks, shared, cache), None
         if cache is not None:
             k, v, keys_real = cache.append(k, v, masks.padding)
         y, weights = mix(q, k, v, masks, keys_real, self.dropout_p, need_weights)
@@ -110,6 +121,13 @@ class DamchaAttention(Attention):
                 f"{(B, T, H, dh, dh)}"
             )
         return (x.view(B, T, H, 1, dh) @ m).squeeze(-2).transpose(1, 2)
+
+    def init_weights(self) -> None:
+        """Beside a metric that starts at the identity, the keys' projection does too; else it is drawn."""
+        if self.W_k is not None and self.metric_generator.identity_start:
+            nn.init.eye_(self.W_k.weight)
+            if self.W_k.bias is not None:
+                nn.init.zeros_(self.W_k.bias)
 
     def auxiliary_losses(self) -> list[AuxiliaryLoss]:
         """The KL term of ``off_diag_mode`` bayesian; the first layer speaks for a shared generator."""

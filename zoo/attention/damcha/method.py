@@ -9,18 +9,21 @@ from torch import Tensor
 
 from zoo.attention.base import Attention, AttentionCache, Masks, attention_class
 from zoo.attention.damcha.attention import DamchaAttention, DamchaOptions, FinishedMetrics
-from zoo.attention.damcha.metric import BlockMetrics, MetricOptions, StructuredMLPForM, check_names
+from zoo.attention.damcha.metric import METRIC_OPTIONS, BlockMetrics, StructuredMLPForM, check_names
 from zoo.attention.standard import StandardAttention
 from zoo.attention.static import StaticAttention
 from zoo.errors import ZooError
 from zoo.options import check_named, parse_options
 
-# Sizes and starts of parts that are then not built: let pass, so that twins can share one set of arguments.
-_HARMLESS = ("layer_bias_rank", "off_diag_alpha_init", "chunk_size")
-_SWITCHED_OFF = {item.name: item.default for item in fields(MetricOptions) if item.name not in _HARMLESS}
-
-
 SWITCHES = ("use_M", "use_mlp", "share_mlp", "mlp_hidden")
+OPTIONS = tuple(item.name for item in fields(DamchaOptions) if item.name not in SWITCHES)
+"""The options of ``damcha`` that go by the same names beside the switches."""
+
+# Sizes, starts and weights of parts that are then not built: let pass, so that twins can share one set of arguments.
+_HARMLESS = ("layer_bias_rank", "off_diag_alpha_init", "chunk_size", "kl_weight")
+_SWITCHED_OFF = {
+    item.name: item.default for item in fields(DamchaOptions) if item.name in OPTIONS and item.name not in _HARMLESS
+}
 
 
 def check_mode(use_M: bool, use_mlp: bool, share_mlp: bool, options: Mapping[str, Any]) -> None:
@@ -35,12 +38,12 @@ def check_mode(use_M: bool, use_mlp: bool, share_mlp: bool, options: Mapping[str
             "share_mlp: got True with use_mlp False; there is no generator to share, so set use_mlp to True or "
             "share_mlp to False"
         )
-    check_names(options)
+    check_names(options, OPTIONS)
     if not use_mlp:
         for name, off in _SWITCHED_OFF.items():
             if options.get(name, off) != off:
                 raise ZooError(
-                    f"{name}: got {options[name]!r} with use_mlp False; it is an option of the generator, so set "
+                    f"{name}: got {options[name]!r} with use_mlp False; it is an option of generated metrics, so set "
                     f"use_mlp to True or leave {name} at {off!r}"
                 )
 
@@ -64,7 +67,7 @@ def attention_of_switches(
     Raises:
         ZooError: for a combination without meaning.
     """
-    check_mode(use_M, use_mlp, share_mlp, {name: v for name, v in (options or {}).items() if name != "kl_weight"})
+    check_mode(use_M, use_mlp, share_mlp, options or {})
     if not use_mlp:
         return ("static" if use_M else "standard"), {}
     widths = {} if mlp_hidden is None else {"mlp_hidden": tuple(mlp_hidden)}
@@ -181,7 +184,7 @@ class MBasedAttention(Attention):
             always sums block rows per head.
         mlp_dropout: dropout probability in the generator; left out, ``dropout``.
         out_bias: whether the output projection has a bias; left out, ``bias``.
-        options: options of the generator, see ``MetricOptions``.
+        options: options of the generator, see ``MetricOptions``, and of the layer: ``key_projection``, ``kl_weight``.
 
     Raises:
         ZooError: for a combination of switches without meaning, here; for a wrong shape, in ``forward``.
@@ -217,9 +220,10 @@ class MBasedAttention(Attention):
         out_bias: bool | None = None,
         **options: Any,
     ) -> None:
-        if shared_mlp is not None and options and use_mlp:
+        theirs = [name for name in options if name in METRIC_OPTIONS]
+        if shared_mlp is not None and theirs and use_mlp:
             raise ZooError(
-                f"{next(iter(options))}: given beside shared_mlp, which has its own options; give it to that generator"
+                f"{theirs[0]}: given beside shared_mlp, which has its own options; give it to that generator"
             )
         _, made = attention_of_switches(use_M, use_mlp, shared_mlp is not None, mlp_hidden, options)
         super().__init__(d_model, n_heads, layer_idx, n_layers, dropout, bias, made, shared_mlp, mlp_dropout, out_bias)

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from zoo.attention.base import Masks, check_dropout, check_heads, check_input
 from zoo.attention.damcha.contexts import PrefixState, TokenBlocks, block_contexts, mean_context
 from zoo.attention.damcha.deferred import SharedMetrics, Workspace
+from zoo.attention.damcha.identity_start import check_identity_start, start_at_identity
 from zoo.errors import ZooError
 from zoo.options import option
 from zoo.private.torch import has_autocast
@@ -34,9 +35,9 @@ def _count_step(*_: object) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-def check_names(options: Mapping[str, Any]) -> None:
-    """Raise TypeError for a name that is no option of the generator."""
-    if unknown := sorted(set(options) - set(METRIC_OPTIONS)):
+def check_names(options: Mapping[str, Any], of_the_layer: Sequence[str] = ()) -> None:
+    """Raise TypeError for a name that is no option of the generator, nor one of the layer around it."""
+    if unknown := sorted(set(options) - {*METRIC_OPTIONS, *of_the_layer}):
         raise TypeError(
             f"got an unexpected option {', '.join(unknown)}; the generator's options are {', '.join(METRIC_OPTIONS)}"
         )
@@ -79,6 +80,19 @@ class MetricOptions:
         "how many causal metrics exist at once: less memory, more time, the same numbers; null is what is faster",
         shapes_weights=False,
     )
+    identity_start: bool = option(
+        False,
+        "an addition of this zoo, not the method's: every head's metric starts as the identity, whatever the context, "
+        "and the generator learns how to leave it; the projection of key_projection then starts so too; a low rank "
+        "must be at least d_model / n_heads",
+        shapes_weights=False,
+    )
+    generator_lr_factor: float = option(
+        1.0,
+        "an addition of this zoo, not the method's: the generator's parameters learn at this factor of the learning "
+        "rate, such as 0.1",
+        shapes_weights=False,
+    )
 
     def __post_init__(self) -> None:
         if self.off_diag_mode not in OFF_DIAG_MODES:
@@ -106,6 +120,11 @@ class MetricOptions:
             raise ZooError(
                 f"chunk_size: got {self.chunk_size} with compact_rank {self.compact_rank}; a low-rank metric is read "
                 "without being formed, so leave chunk_size out"
+            )
+        if not 0 < self.generator_lr_factor < math.inf:
+            raise ZooError(
+                f"generator_lr_factor: got {self.generator_lr_factor}; it multiplies the learning rate, so give a "
+                "positive number, 1 for the rate of all other parameters"
             )
 
     def of_metric(self) -> dict[str, Any]:
@@ -144,7 +163,8 @@ class StructuredMLPForM(nn.Module):
         n_layers: number of layers that share this generator; used by ``use_layer_bias``.
         options: those of ``MetricOptions``. ``context_stride`` is ours, not the method's: query t's metric comes from
             the mean of x[:, :b+1], b the first position of t's block, so no query sees ahead. ``chunk_size`` bounds
-            memory forward and backward; under ``torch.compile`` the compiler plans memory.
+            memory forward and backward; under ``torch.compile`` the compiler plans memory. ``identity_start`` and
+            ``generator_lr_factor`` are ours too: see ``identity_start.py`` and ``lr_factors``.
 
     Raises:
         ZooError: for a value out of range or a combination without meaning.
@@ -173,9 +193,12 @@ class StructuredMLPForM(nn.Module):
         self.context_stride, self.chunk_size = o.context_stride, o.chunk_size
         self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
         self.diag_scale, self.off_diag_scale = o.diag_scale, o.off_diag_scale
+        self.identity_start, self.generator_lr_factor = o.identity_start, o.generator_lr_factor
         self.off_diag_mode = "mlp" if o.free_M else o.off_diag_mode
         compact_rank = o.compact_rank
         self.n_layers, self.compact_rank = n_layers, compact_rank
+        if self.identity_start:
+            check_identity_start(self)
 
         layers: list[nn.Module] = []
         width = d_model
@@ -233,6 +256,12 @@ class StructuredMLPForM(nn.Module):
                 factor.copy_(nn.init.orthogonal_(torch.empty_like(wide), gain=0.1))
             for i, scale in enumerate(self.bias_scale):
                 scale.normal_(std=0.1 * (1 + 0.2 * i))
+        if self.identity_start:
+            start_at_identity(self)
+
+    def lr_factors(self) -> dict[str, float]:
+        """All parameters learn at ``generator_lr_factor`` of the learning rate; see ``Attention.lr_factors``."""
+        return {} if self.generator_lr_factor == 1 else {"": self.generator_lr_factor}
 
     # ------------------------------------------------------------------ the full matrix
 
