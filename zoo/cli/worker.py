@@ -24,9 +24,7 @@ from zoo.callbacks.finite import DivergedError
 from zoo.cli.lightning import ZooCLI, classes_of
 from zoo.cli.zoo import one_line
 from zoo.errors import ZooError
-
-BATCHES = 100
-"""How many batches the digest of a run's data is of."""
+from zoo.study.plan import BATCHES
 
 _NUMBERS = 4096
 

@@ -13,6 +13,9 @@ from zoo.study.description import AGAIN, Arm, Match, Study
 NEAR = 0.02
 """Arms whose steps take as long as the reference's, but for this share, get as many: clocks are no better than that."""
 
+BATCHES = 100
+"""Of how many batches, at the most, the digest of a run's data is."""
+
 Stage = Literal["tune", "confirm"]
 
 

@@ -11,7 +11,7 @@ import matplotlib
 import pandas as pd
 
 from zoo.study.description import Arm, Match
-from zoo.study.plan import Outcome, Plan, Run, again_name
+from zoo.study.plan import BATCHES, Outcome, Plan, Run, again_name
 from zoo.study.running import command_line
 from zoo.study.statistics import Difference, compare
 
@@ -277,13 +277,15 @@ def remarks(plan: Plan, failed: dict[str, Outcome]) -> list[str]:
 
 def _other_batches(plan: Plan) -> list[str]:
     """Where arms did not train on the same batches."""
-    seen: dict[tuple[str, int], dict[str, list[str]]] = {}
+    seen: dict[tuple[str, int, int], dict[str, list[str]]] = {}
     for run in all_runs(plan):
         outcome = plan.outcomes.get(run.key)
         if outcome is not None and outcome.batches and outcome.status == "done":
-            seen.setdefault((run.stage, run.seed), {}).setdefault(outcome.batches, []).append(run.arm)
+            seen.setdefault((run.stage, run.seed, min(run.steps, BATCHES)), {}).setdefault(outcome.batches, []).append(
+                run.arm
+            )
     found = []
-    for (stage, seed), by_digest in seen.items():
+    for (stage, seed, _), by_digest in seen.items():
         if len(by_digest) > 1:
             groups = " / ".join(", ".join(sorted(set(arms))) for arms in by_digest.values())
             what = "tuning" if stage == "tune" else "full runs"

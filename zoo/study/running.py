@@ -189,7 +189,9 @@ class Runner:
 
     def _execute(self, storage: Storage, run: Run, number: int) -> Outcome:
         p = self.study.protocol
-        folder = self.folder / "runs" / (run.key if number == 0 else f"{run.key}-{number}")
+        folder = self.folder / "runs" / run.key
+        if folder.exists():  # of an attempt that was cut off, whose process may not have noticed yet
+            folder = folder.with_name(f"{run.key}-{number}")
         what = f"{run.arm}, {'tuning' if run.stage == 'tune' else 'seed ' + str(run.seed)}, lr {run.lr:g}"
         folder.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
