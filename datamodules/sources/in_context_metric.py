@@ -17,11 +17,11 @@ class MetricOptions:
     """The space, what is shown of it, and what is asked."""
 
     n_features: int = option(4, "features of a point")
-    n_levels: int = option(3, "values of a feature")
-    n_relevant: int = option(1, "features that count in a sequence's metric")
-    n_classes: int = option(2, "classes, each with a prototype")
-    n_examples: int = option(16, "labelled points before the first that is asked for", shapes_weights=False)
-    n_queries: int = option(4, "points that are asked for, each labelled once it was", shapes_weights=False)
+    n_levels: int = option(2, "values of a feature")
+    n_relevant: int = option(2, "features that count in a sequence's metric")
+    n_classes: int = option(4, "classes, each with a prototype")
+    n_examples: int = option(8, "labelled points before the first that is asked for", shapes_weights=False)
+    n_queries: int = option(6, "points that are asked for, each labelled once it was", shapes_weights=False)
 
     def __post_init__(self) -> None:
         if self.n_features < 1 or self.n_levels < 2 or self.n_levels**self.n_features > _MOST_POINTS:
@@ -49,7 +49,7 @@ class MetricOptions:
 class InContextMetric(SequenceSource):
     r"""Points labelled by the nearest prototype, under a metric of the sequence's own: the next point's label.
 
-    ``0120 A 2101 B 2120 A ... 1022 B``: a point x is one symbol, and stands for F features of L values each. A sequence
+    ``0110 A 1101 B 1000 A ... 1011 B``: a point x is one symbol, and stands for F features of L values each. A sequence
     draws its metric, a set R of ``n_relevant`` features, all sets alike, which makes the distance
 
     .. math:: d(x, p) = (x - p)^T M (x - p), \quad M = diag(w), \quad w_f = 1 \text{ if } f \in R, \text{ else } 0

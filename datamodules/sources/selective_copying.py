@@ -13,8 +13,8 @@ from zoo.options import option
 class CopyingOptions:
     """How much there is to copy, and to skip."""
 
-    length: int = option(24, "symbols before the sign to copy", shapes_weights=False)
-    n_marked: int = option(6, "how many of them are to be copied", shapes_weights=False)
+    length: int = option(32, "symbols before the sign to copy", shapes_weights=False)
+    n_marked: int = option(8, "how many of them are to be copied", shapes_weights=False)
     n_symbols: int = option(8, "different symbols to copy")
     n_noise: int = option(4, "different symbols of noise")
 

@@ -185,7 +185,7 @@ def test_identity_is_the_vocabulary_and_the_rule_but_not_the_length():
     bare = [{name: value for name, value in identity.items() if name != "source"} for identity in identities]
     assert bare[0] == bare[1]
     assert ready("associative_recall", {"n_values": 17}).digest != ready("associative_recall").digest
-    relevant = [{"n_relevant": n} for n in (1, 2)]  # the same symbols, another rule
+    relevant = [{"n_relevant": n} for n in (2, 3)]  # the same symbols, another rule
     a, b = (ready("in_context_metric", options).identity() for options in relevant)
     assert a["tokens"] == b["tokens"]
     assert a["options"] != b["options"]
@@ -214,11 +214,11 @@ def test_symbols_are_tokens_with_blanks_between_them():
         ("induction", {"n_rare": 40}, {}, r"data\.source_options\.n_rare: got 40; must lie between 1 and half"),
         ("associative_recall", {"n_pairs": 99}, {}, r"n_pairs: got 99; must lie between 1 and n_keys, 16"),
         ("associative_recall", {"n_queries": 0}, {}, r"n_queries: got 0"),
-        ("selective_copying", {"n_marked": 99}, {}, r"n_marked: got 99; must lie between 1 and length, 24"),
-        ("in_context_metric", {"n_features": 9}, {}, r"n_features: got 9 of 3 values; .* no more than 1024"),
+        ("selective_copying", {"n_marked": 99}, {}, r"n_marked: got 99; must lie between 1 and length, 32"),
+        ("in_context_metric", {"n_features": 11}, {}, r"n_features: got 11 of 2 values; .* no more than 1024"),
         ("in_context_metric", {"n_relevant": 5}, {}, r"n_relevant: got 5"),
-        ("in_context_metric", {"n_classes": 4}, {}, r"n_classes: got 4; must lie between 2 and 3"),
-        ("in_context_metric", {"n_examples": 80}, {}, r"n_queries: got 4 beside 80 examples; .* of 81"),
+        ("in_context_metric", {"n_classes": 5}, {}, r"n_classes: got 5; must lie between 2 and 4"),
+        ("in_context_metric", {"n_examples": 11}, {}, r"n_queries: got 6 beside 11 examples; .* of 16"),
         ("induction", None, {"n_val": 0}, r"data\.n_val: got 0; must be at least 1"),
         ("induction", None, {"seed": -1}, r"data\.seed: got -1"),
         ("induction", None, {"num_workers": -1}, r"data\.num_workers: got -1"),
