@@ -1,4 +1,4 @@
-"""Which documents, pictures and rows are for training, validation and the test: all splits are drawn here."""
+"""What is for training, validation and the test, of documents, pairs, pictures and rows: all splits are drawn here."""
 
 import hashlib
 import warnings
@@ -36,6 +36,39 @@ def split_documents(names: Iterable[str], n: int, val_fraction: float, test_frac
 def cut_places(size: int, val_fraction: float, test_fraction: float) -> list[int]:
     """Where the validation and the test text of a document of some size begin, but for line ends."""
     return [int(size * share) for share in (1 - val_fraction - test_fraction, 1 - test_fraction)]
+
+
+# ---------------------------------------------------------------------- pairs and sequences
+
+
+def split_pairs(sources: Sequence[str], val_fraction: float, test_fraction: float, seed: int) -> np.ndarray:
+    """0, 1 or 2 (train, val, test) for each pair of texts; those of equal sources go into one split.
+
+    Args:
+        sources: the source of each pair.
+        val_fraction: share of the different sources in val.
+        test_fraction: share in test.
+        seed: decides which, together with a source's own text, so that the order of pairs makes no difference.
+
+    Raises:
+        ZooError: for fewer than three different sources.
+    """
+    different = sorted(set(sources))
+    if len(different) < len(SPLITS):
+        raise ZooError(
+            f"data.path: got pairs of {len(different)} different sources; three splits need 3 at least, so give more"
+        )
+    splits = split_documents(different, len(different), val_fraction, test_fraction, seed)
+    of_source = dict(zip(different, splits.tolist(), strict=True))
+    return np.array([of_source[source] for source in sources], dtype=np.uint8)
+
+
+def split_drawn(n_train: int, n_val: int, n_test: int) -> np.ndarray:
+    """0, 1 or 2 (train, val, test) for rows that were drawn one after another, all different.
+
+    The held-out ones come first, so that they stay as they are when there are more training rows.
+    """
+    return np.repeat(np.array([2, 1, 0], dtype=np.uint8), [n_test, n_val, n_train])
 
 
 # ---------------------------------------------------------------------- pictures

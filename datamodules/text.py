@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -28,7 +28,7 @@ from zoo.checkpoint.identity import digest
 from zoo.checkpoint.index import resolve
 from zoo.checkpoint.remote import default_cache
 from zoo.errors import ZooError
-from zoo.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from_identity, train_bpe
+from zoo.tokenizer import BPETokenizer, ByteTokenizer, TextTokenizer, text_tokenizer, train_bpe
 
 _FORMAT = 2  # part of the cache key: raise it when the files in the cache change their meaning
 
@@ -36,7 +36,7 @@ _FORMAT = 2  # part of the cache key: raise it when the files in the cache chang
 # ---------------------------------------------------------------------- the cache
 
 
-def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
+def train_tokenizer(corpus: Corpus, vocab_size: int) -> TextTokenizer:
     """BPE learned from the training split alone."""
     progress = tqdm(total=corpus.n_bytes, unit="B", unit_scale=True, desc="Learning the tokenizer", leave=False)
 
@@ -51,7 +51,7 @@ def train_tokenizer(corpus: Corpus, vocab_size: int) -> Tokenizer:
         return train_bpe(texts(), vocab_size)
 
 
-def write_tokens(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
+def write_tokens(corpus: Corpus, tokenizer: TextTokenizer, folder: Path) -> dict[str, int]:
     """Tokenise a corpus into ``folder``/train.bin, val.bin and test.bin; returns the number of tokens of each."""
     dtype = token_dtype(tokenizer.vocab_size)
     end = np.array([tokenizer.end], dtype)
@@ -90,6 +90,66 @@ def write_tokens(corpus: Corpus, tokenizer: Tokenizer, folder: Path) -> dict[str
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+# ---------------------------------------------------------------------- the tokenizer
+
+
+def check_tokenizer(tokenizer: str, vocab_size: int) -> TextTokenizer | None:
+    """The tokenizer that a data module is told to use, if it is at hand: that of a checkpoint.
+
+    Args:
+        tokenizer: ``byte``, ``bpe``, or a checkpoint (file, address or name of zoo list).
+        vocab_size: number of BPE tokens.
+
+    Raises:
+        ZooError: for anything else, a checkpoint that isn't of text, and a vocabulary that is too small.
+    """
+    if tokenizer in (ByteTokenizer.kind, BPETokenizer.kind):
+        if tokenizer == BPETokenizer.kind and vocab_size < 257:
+            raise ZooError(f"data.vocab_size: got {vocab_size}; bpe needs at least 257, or set tokenizer: byte")
+        return None
+    checkpoint = resolve(tokenizer)
+    if not Path(checkpoint).is_file():
+        raise ZooError(
+            f"data.tokenizer: got {tokenizer!r}; give byte, bpe or an existing checkpoint file, an address or a "
+            "name of zoo list"
+        )
+    identity = Checkpoint.open(checkpoint).identity
+    if identity.get("kind") != "text":
+        raise ZooError(
+            f"data.tokenizer: got {tokenizer}, a checkpoint for {identity.get('kind')}, which reads no text; name one "
+            "that was trained on text, or give byte or bpe"
+        )
+    return text_tokenizer(identity)
+
+
+def kept_tokenizer(cache: Path, key: Mapping[str, Any], learn: Callable[[], TextTokenizer]) -> TextTokenizer:
+    """The BPE tokenizer that was learned under a key before, or else is learned now and kept.
+
+    Raises:
+        OSError: if the cache can't be used.
+    """
+    file = cache / "tokenizers" / f"{digest({**key, 'tokenizers': tokenizers.__version__})[:32]}.json"
+    if file.is_file():
+        return text_tokenizer(json.loads(file.read_text()))
+    tokenizer = learn()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as scratch:
+        json.dump(tokenizer.identity(), scratch)
+    os.replace(scratch.name, file)
+    return tokenizer
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    return Path(cache_dir).expanduser() if cache_dir else default_cache()
+
+
+def unusable_cache(cache: Path, error: OSError) -> ZooError:
+    return ZooError(
+        f"data.cache_dir: {cache} can't be used ({error.strerror}: {error.filename}); set data.cache_dir or ZOO_CACHE "
+        "to a folder with room"
+    )
 
 
 # ---------------------------------------------------------------------- what Lightning sees
@@ -182,14 +242,7 @@ class TextDataModule(ZooDataModule):
                 raise ZooError(f"data.{name}: got {share}; must lie between 0 and 0.5")
         if num_workers < 0:
             raise ZooError(f"data.num_workers: got {num_workers}; must be 0 or more")
-        checkpoint = tokenizer if tokenizer in ("byte", "bpe") else resolve(tokenizer)
-        if tokenizer not in ("byte", "bpe") and not Path(checkpoint).is_file():
-            raise ZooError(
-                f"data.tokenizer: got {tokenizer!r}; give byte, bpe or an existing checkpoint file, an address or a "
-                "name of zoo list"
-            )
-        if tokenizer == "bpe" and vocab_size < 257:
-            raise ZooError(f"data.vocab_size: got {vocab_size}; bpe needs at least 257, or set tokenizer: byte")
+        given = check_tokenizer(tokenizer, vocab_size)
         self._corpus_source: CorpusSource | None = None
         if source != "auto" or path is None:
             name = "stdlib" if source == "auto" else source
@@ -200,9 +253,7 @@ class TextDataModule(ZooDataModule):
         self.window, self.batch_size = window, batch_size
         self._folder: Path | None = None
         self._source: dict[str, Any] = {}
-        self._tokenizer: Tokenizer | None = None
-        if tokenizer not in ("byte", "bpe"):
-            self._tokenizer = tokenizer_from_identity(Checkpoint.open(checkpoint).identity)
+        self._tokenizer: TextTokenizer | None = given
 
     @staticmethod
     def as_in_checkpoint(path: str) -> dict[str, Any]:
@@ -250,7 +301,7 @@ class TextDataModule(ZooDataModule):
     def _cached(self, corpus: Corpus, source: dict[str, Any]) -> Path:
         """The folder with the tokens of a corpus, filled if need be."""
         h, self._source = self.hparams, source
-        cache = Path(h["cache_dir"]).expanduser() if h["cache_dir"] else default_cache()
+        cache = cache_folder(h["cache_dir"])
         key = {"format": _FORMAT, "content": source["sha256"]}
         key |= {name: h[name] for name in ("field", "val_fraction", "test_fraction", "split_seed", "encoding_errors")}
         try:
@@ -261,28 +312,16 @@ class TextDataModule(ZooDataModule):
             if not (folder / "meta.json").is_file():
                 self._fill(folder, corpus, self._tokenizer)
         except OSError as error:
-            raise ZooError(
-                f"data.cache_dir: {cache} can't be used ({error.strerror}: {error.filename}); set data.cache_dir or "
-                "ZOO_CACHE to a folder with room"
-            ) from None
+            raise unusable_cache(cache, error) from None
         return folder
 
-    def _make_tokenizer(self, corpus: Corpus, cache: Path, key: dict[str, Any]) -> Tokenizer:
+    def _make_tokenizer(self, corpus: Corpus, cache: Path, key: dict[str, Any]) -> TextTokenizer:
         if self.hparams["tokenizer"] == ByteTokenizer.kind:
             return ByteTokenizer()
         vocab_size = self.hparams["vocab_size"]
-        what = {**key, "vocab_size": vocab_size, "tokenizers": tokenizers.__version__}
-        file = cache / "tokenizers" / f"{digest(what)[:32]}.json"
-        if file.is_file():
-            return tokenizer_from_identity(json.loads(file.read_text()))
-        tokenizer = train_tokenizer(corpus, vocab_size)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as scratch:
-            json.dump(tokenizer.identity(), scratch)
-        os.replace(scratch.name, file)
-        return tokenizer
+        return kept_tokenizer(cache, {**key, "vocab_size": vocab_size}, lambda: train_tokenizer(corpus, vocab_size))
 
-    def _fill(self, folder: Path, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    def _fill(self, folder: Path, corpus: Corpus, tokenizer: TextTokenizer) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder.parent))
         try:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +19,46 @@ _DECODER = json.JSONDecoder()
 def table_rows(path: Path, field: str, errors: str) -> Iterator[str]:
     """The texts of a table, one a row, by the suffix of its name; empty for a row without text.
 
+    As ``table_records``, of one field.
+    """
+    return (text for (text,) in table_records(path, {"data.field": field}, errors))
+
+
+def table_records(path: Path, fields: Mapping[str, str], errors: str) -> Iterator[tuple[str, ...]]:
+    """The texts in some fields of a table, a tuple a row, by the suffix of its name; empty where there is no text.
+
     .csv and .tsv have a header; .jsonl and .ndjson an object a line; .json a list of objects, or objects one after
     another. No more than a row is held in memory.
 
+    Args:
+        path: the file.
+        fields: names of columns or fields, by what they were given as, for messages.
+        errors: what to do with bytes that are no UTF-8, NULs, and halves of surrogate pairs: strict, replace or ignore.
+
     Raises:
-        ZooError: naming file and line, if a row is malformed or has no such field; if ``errors`` is strict, for bytes
+        ZooError: naming file and line, if a row is malformed or lacks a field; if ``errors`` is strict, for bytes
             that are no UTF-8, NULs, and halves of surrogate pairs.
     """
     suffix = path.suffix.lower()
     if suffix in DELIMITERS:
         table = CsvFile(path, "data.path", errors=errors)
-        place = table.place(field, "data.field")
-        yield from (row[place] for row in table.rows())
+        places = [table.place(name, argument) for argument, name in fields.items()]
+        yield from (tuple(row[place] for place in places) for row in table.rows())
         return
     for number, row in (_json_objects if suffix == ".json" else _json_lines)(path, errors):
-        if not isinstance(row, dict) or field not in row:
-            has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
-            raise ZooError(
-                f"data.field: got {field!r}, but {path} line {number} has {has}; name a field that every object has"
-            )
-        text = row[field]
-        if text is not None and not isinstance(text, str):
-            raise ZooError(f"data.field: {path} line {number}: {field!r} is a {type(text).__name__}; must be text")
-        yield whole_characters(text or "", errors, f"data.path: {path} line {number}")
+        yield tuple(_text_of(row, name, argument, errors, path, number) for argument, name in fields.items())
+
+
+def _text_of(row: Any, name: str, argument: str, errors: str, path: Path, line: int) -> str:
+    if not isinstance(row, dict) or name not in row:
+        has = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
+        raise ZooError(
+            f"{argument}: got {name!r}, but {path} line {line} has {has}; name a field that every object has"
+        )
+    text = row[name]
+    if text is not None and not isinstance(text, str):
+        raise ZooError(f"{argument}: {path} line {line}: {name!r} is a {type(text).__name__}; must be text")
+    return whole_characters(text or "", errors, f"data.path: {path} line {line}")
 
 
 def _json_lines(path: Path, errors: str) -> Iterator[tuple[int, Any]]:

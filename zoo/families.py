@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
+from datamodules import (
+    GraphTableDataModule,
+    ImageDataModule,
+    SequenceDataModule,
+    TextDataModule,
+    TextPairDataModule,
+)
 from datamodules.base import ZooDataModule
 from zoo.errors import ZooError, listed
 from zoo.registry import Registry
@@ -25,12 +31,19 @@ class Family:
         task: its task's class.
         data: its data module's class.
         configs: the folder of its configs, where that has another name.
+        more_data: classes of further data modules whose batches its task takes.
     """
 
     name: str
     task: type[ZooTask]
     data: type[ZooDataModule]
     configs: str | None = None
+    more_data: tuple[type[ZooDataModule], ...] = ()
+
+    @property
+    def datas(self) -> tuple[type[ZooDataModule], ...]:
+        """The classes of all its data modules."""
+        return (self.data, *self.more_data)
 
 
 FAMILIES: Registry[Family] = Registry("family", None, "damcha_zoo.families")
@@ -45,7 +58,9 @@ def register_family(family: Family) -> Family:
     return FAMILIES.register(family.name)(family)
 
 
-register_family(Family("language", LanguageModelTask, TextDataModule, configs="lm"))
+register_family(
+    Family("language", LanguageModelTask, TextDataModule, "lm", more_data=(TextPairDataModule, SequenceDataModule))
+)
 register_family(Family("vision", ImageClassificationTask, ImageDataModule, configs="vit"))
 register_family(Family("graph", GraphPredictionTask, GraphTableDataModule))
 
@@ -94,7 +109,7 @@ def data_class(claim: Mapping[str, Any], where: object) -> type[ZooDataModule] |
     """
     if claim["data"] is None:
         return None
-    kinds = {class_path(family.data): family.data for family in families()}
+    kinds = {class_path(kind): kind for family in families() for kind in family.datas}
     return _registered(kinds, claim["data"]["class_path"], claim["data"]["init_args"], where)
 
 

@@ -10,8 +10,11 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from zoo.errors import ZooError
+from zoo.registry import nearest
 
 END_OF_TEXT = "<|endoftext|>"
+NO_TARGET = -100
+"""What stands in the place of a target that doesn't count: PyTorch's ``ignore_index``."""
 _LONGEST = 512  # bytes of a word that merges are learned from: a merge costs the square of its word's length
 
 
@@ -27,12 +30,12 @@ def refuse_lone_surrogates(text: str, where: str) -> None:
 
 
 class Tokenizer(ABC):
-    """Tokens over bytes: whatever the text, decoding gives it back.
+    """Texts to token numbers and back.
 
     Attributes:
         tokens: the token strings, in order.
         token_bytes: the bytes each stands for; none for the end of a text.
-        end: number of the end-of-text token.
+        end: number of the token that ends a text; None where none does.
     """
 
     kind: str
@@ -44,8 +47,8 @@ class Tokenizer(ABC):
         return len(self.tokens)
 
     @property
-    def end(self) -> int:
-        return self.tokens.index(END_OF_TEXT)
+    @abstractmethod
+    def end(self) -> int | None: ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Token numbers of each text, without an end-of-text token.
@@ -70,13 +73,9 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
+    @abstractmethod
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Token numbers of bytes that need not be UTF-8."""
-        try:
-            return self.encode(data.decode())
-        except UnicodeDecodeError:
-            place = {piece: i for i, piece in enumerate(self.token_bytes) if len(piece) == 1}
-            return [place[data[i : i + 1]] for i in range(len(data))]
+        """Token numbers of bytes that need not be UTF-8; none where no tokens stand for them."""
 
     def decode(self, numbers: Iterable[int]) -> str:
         """Text of token numbers; bytes that are no UTF-8 become U+FFFD."""
@@ -95,7 +94,22 @@ class Tokenizer(ABC):
         return push
 
 
-class ByteTokenizer(Tokenizer):
+class TextTokenizer(Tokenizer):
+    """Tokens over bytes: whatever the text, decoding gives it back."""
+
+    @property
+    def end(self) -> int:
+        return self.tokens.index(END_OF_TEXT)
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        try:
+            return self.encode(data.decode())
+        except UnicodeDecodeError:
+            place = {piece: i for i, piece in enumerate(self.token_bytes) if len(piece) == 1}
+            return [place[data[i : i + 1]] for i in range(len(data))]
+
+
+class ByteTokenizer(TextTokenizer):
     """One token a byte, and the end of a text: 257 tokens, nothing to train."""
 
     kind = "byte"
@@ -111,7 +125,7 @@ class ByteTokenizer(Tokenizer):
         return {"tokenizer": self.kind, "tokens": self.tokens}
 
 
-class BPETokenizer(Tokenizer):
+class BPETokenizer(TextTokenizer):
     """Byte-level byte pair encoding, by the ``tokenizers`` library.
 
     Args:
@@ -135,6 +149,43 @@ class BPETokenizer(Tokenizer):
 
     def identity(self) -> dict[str, Any]:
         return {"tokenizer": self.kind, "tokens": self.tokens, "merges": self.merges}
+
+
+class SymbolTokenizer(Tokenizer):
+    """One token a symbol, with blanks between them; there is no other text, and no end.
+
+    Args:
+        symbols: the symbols, in order.
+    """
+
+    kind = "symbols"
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.tokens = list(symbols)
+        self.token_bytes = [f"{symbol} ".encode() for symbol in symbols]
+        self._numbers = {symbol: i for i, symbol in enumerate(symbols)}
+
+    @property
+    def end(self) -> None:
+        return None
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[self._number(symbol) for symbol in text.split()] for text in texts]
+
+    def _number(self, symbol: str) -> int:
+        if symbol not in self._numbers:
+            raise ZooError(
+                f"text: got {symbol!r}, which is no symbol of this vocabulary; {nearest(symbol, self.tokens)}, with "
+                "blanks between them"
+            )
+        return self._numbers[symbol]
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        symbols = data.decode(errors="replace").split()
+        return [self._numbers[symbol] for symbol in symbols] if set(symbols) <= set(self._numbers) else []
+
+    def identity(self) -> dict[str, Any]:
+        return {"tokenizer": self.kind, "tokens": self.tokens}
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
@@ -166,6 +217,17 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> BPETokenizer:
 
 
 def tokenizer_from_identity(identity: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that a data identity of text, or of symbols, describes.
+
+    Raises:
+        ZooError: if the identity is of another kind.
+    """
+    if identity.get("tokenizer") == SymbolTokenizer.kind:
+        return SymbolTokenizer(identity["tokens"])
+    return text_tokenizer(identity)
+
+
+def text_tokenizer(identity: Mapping[str, Any]) -> TextTokenizer:
     """The tokenizer that a data identity of kind ``text`` describes.
 
     Raises:

@@ -1,10 +1,11 @@
 """What a named source of data gives, and the registers of those that there are.
 
-To add one, write a file with a subclass of ``CorpusSource``, ``PictureSource`` or ``TableSource`` whose ``load``
-returns plain data. Decorated with ``register_corpus``, ``register_pictures`` or ``register_table`` and put into this
-folder (or named by ``ZOO_PLUGINS``), it is there as ``data.source`` in configs, on the command line, in checkpoints,
-and in the tests that all sources pass. What comes of the data is no concern of a source: splits, tokens, sizes and
-scaling are the data modules'.
+To add one, write a file with a subclass of ``CorpusSource``, ``PairSource``, ``PictureSource`` or ``TableSource`` whose
+``load`` returns plain data, or of ``SequenceSource``, which draws it. Decorated with ``register_corpus``,
+``register_pairs``, ``register_pictures``, ``register_table`` or ``register_sequences`` and put into this folder (or
+named by ``ZOO_PLUGINS``), it is there as ``data.source`` in configs, on the command line, in checkpoints, and in the
+tests that all sources pass. What comes of the data is no concern of a source: splits, tokens, sizes and scaling are the
+data modules'.
 """
 
 import dataclasses
@@ -58,6 +59,60 @@ class CorpusData:
         for name, document in self.documents.items():
             if not isinstance(name, str) or not isinstance(document, (str, Path)):
                 raise ValueError(f"document {name!r} is a {type(document).__name__}, and must be a text or a Path")
+
+
+@dataclass(frozen=True)
+class PairData:
+    """Pairs of texts.
+
+    Args:
+        pairs: source and target of each, neither of them empty, in the same order on every machine.
+        about: what else the data identity is to keep of where they came from, in JSON's types.
+
+    Raises:
+        ValueError: if there are none, or they are something else.
+    """
+
+    pairs: Sequence[tuple[str, str]]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not len(self.pairs):
+            raise ValueError("pairs must be tuples of source and target, at least one")
+        for i, pair in enumerate(self.pairs):
+            if len(pair) != 2 or not all(isinstance(text, str) and text for text in pair):
+                raise ValueError(f"pair {i} is {pair!r:.80}, and must be two texts that aren't empty")
+
+
+@dataclass(frozen=True)
+class SequenceData:
+    """Sequences of symbols, in which some are answers that follow from those before them.
+
+    Args:
+        symbols: the names of all symbols, without blanks in them.
+        tokens: (n, T), each symbol's place in ``symbols``.
+        is_answer: (n, T) in bool, which of them are answers; never the first, and at least one in each sequence.
+
+    Raises:
+        ValueError: if these don't agree.
+    """
+
+    symbols: Sequence[str]
+    tokens: np.ndarray
+    is_answer: np.ndarray
+
+    def __post_init__(self) -> None:
+        if len(set(self.symbols)) < len(self.symbols) or any(len(name.split()) != 1 for name in self.symbols):
+            raise ValueError("symbols must be different texts without blanks")
+        if self.tokens.ndim != 2 or self.tokens.shape != self.is_answer.shape or self.is_answer.dtype != bool:
+            raise ValueError(
+                f"tokens are {self.tokens.shape} and is_answer {self.is_answer.shape} in {self.is_answer.dtype}; both "
+                "must be (n, T), the second in bool"
+            )
+        if self.tokens.dtype.kind not in "iu" or not np.isin(self.tokens, np.arange(len(self.symbols))).all():
+            raise ValueError("tokens of no symbol; they are whole numbers, places in symbols")
+        if self.is_answer[:, 0].any() or not self.is_answer.any(axis=1).all():
+            raise ValueError("every sequence must have an answer, which isn't its first symbol")
 
 
 @dataclass(frozen=True)
@@ -124,7 +179,7 @@ class TableData:
 
 # ---------------------------------------------------------------------- the contract
 
-Data = TypeVar("Data", CorpusData, PictureData, TableData)
+Data = TypeVar("Data", CorpusData, PairData, SequenceData, PictureData, TableData)
 
 
 class Source(ABC, Generic[Data]):
@@ -244,6 +299,39 @@ class CorpusSource(Source[CorpusData]):
     shelf = "corpora"
 
 
+class PairSource(Source[PairData]):
+    """Pairs of texts by name."""
+
+    shelf = "pairs"
+
+
+class SequenceSource(Source[SequenceData]):
+    """Sequences with known answers by name: a rule by which they are drawn.
+
+    Subclasses write ``symbols`` and ``draw``, and where it says something ``reference``. Options that leave vocabulary
+    and rule as they are, such as a length, are made with ``option(..., shapes_weights=False)``: a model may then be
+    tested with other values than it was trained with.
+    """
+
+    shelf = "sequences"
+
+    @abstractmethod
+    def symbols(self) -> list[str]:
+        """The names of all symbols, in order."""
+
+    @abstractmethod
+    def draw(self, n: int, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences from random numbers alone: their symbols (n, T), whole numbers, and which are answers (n, T)."""
+
+    def reference(self, tokens: np.ndarray, is_answer: np.ndarray) -> dict[str, float]:
+        """The accuracy of predictors that need no training on these sequences, by name; ``chance`` among them."""
+        return {}
+
+    def load(self) -> SequenceData:
+        """A few, to be looked at."""
+        return SequenceData(self.symbols(), *self.draw(16, np.random.RandomState(0)))
+
+
 @dataclass(frozen=True)
 class PictureDefaults:
     """What a set's pictures are like, and how they are varied in training, where nothing else says so.
@@ -287,6 +375,8 @@ def _reason(error: Exception) -> str:
 
 _HOME, _GROUP = "datamodules.sources", "damcha_zoo.sources"
 CORPORA: Registry[type[CorpusSource]] = Registry("corpus", _HOME, _GROUP)
+PAIRS: Registry[type[PairSource]] = Registry("set of pairs", _HOME, _GROUP)
+SEQUENCES: Registry[type[SequenceSource]] = Registry("kind of sequences", _HOME, _GROUP)
 PICTURES: Registry[type[PictureSource]] = Registry("picture set", _HOME, _GROUP)
 TABLES: Registry[type[TableSource]] = Registry("table", _HOME, _GROUP)
 Kind = TypeVar("Kind", bound=type[Source[Any]])
@@ -300,6 +390,16 @@ def register_corpus(name: str) -> Callable[[Kind], Kind]:
         ZooError: if the name is taken or isn't one, or the class isn't made as it should be.
     """
     return _register(CORPORA, CorpusSource, name)
+
+
+def register_pairs(name: str) -> Callable[[Kind], Kind]:
+    """As ``register_corpus``, for a ``PairSource``."""
+    return _register(PAIRS, PairSource, name)
+
+
+def register_sequences(name: str) -> Callable[[Kind], Kind]:
+    """As ``register_corpus``, for a ``SequenceSource``."""
+    return _register(SEQUENCES, SequenceSource, name)
 
 
 def register_pictures(name: str) -> Callable[[Kind], Kind]:
@@ -338,6 +438,16 @@ def list_corpora() -> list[str]:
     return CORPORA.names()
 
 
+def list_pairs() -> list[str]:
+    """Names of the sets of pairs that a ``TextPairDataModule`` can be made with."""
+    return PAIRS.names()
+
+
+def list_sequences() -> list[str]:
+    """Names of the kinds of sequences that a ``SequenceDataModule`` can be made with."""
+    return SEQUENCES.names()
+
+
 def list_pictures() -> list[str]:
     """Names of the picture sets that an ``ImageDataModule`` can be made with."""
     return PICTURES.names()
@@ -354,15 +464,15 @@ def make_source(
     folder: str | Path | None = None,
     options: Any = None,
     argument: str = "data.source",
-    also: str = "auto",
+    also: str | None = "auto",
 ) -> SourceT:
     """The source of a name.
 
     Args:
-        register: CORPORA, PICTURES or TABLES.
+        register: CORPORA, PAIRS, SEQUENCES, PICTURES or TABLES.
         name: one of its names.
         folder, options, argument: as of ``Source``.
-        also: what else the argument takes, for the message.
+        also: what else the argument takes, for the message; None if nothing.
 
     Raises:
         ZooError: naming the nearest, if there is none; for a folder or options that it doesn't take.
@@ -370,7 +480,7 @@ def make_source(
     try:
         kind = register.get(name, argument)
     except ZooError as error:
-        raise ZooError(f"{error}, and {also}") from None
+        raise ZooError(str(error) if also is None else f"{error}, and {also}") from None
     if folder is not None and not kind.own_folder:
         raise ZooError(
             f"data.path: got {str(folder)!r} with source {name}, which is at hand without one; leave data.path out, or "

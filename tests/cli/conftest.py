@@ -11,6 +11,8 @@ import yaml
 from PIL import Image
 from torchvision.datasets import CIFAR10
 
+from tests.conftest import TINY_MODEL
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 STUDIES = sorted(CONFIGS.glob("study/*.yaml"))
 NAMES = sorted(path.relative_to(CONFIGS).as_posix() for path in set(CONFIGS.glob("*/*.yaml")) - set(STUDIES))
@@ -42,15 +44,24 @@ def cifar_folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def pair_file(tmp_path_factory) -> Path:
+    """A hundred pairs of texts."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = [{"source": f"say {i}", "target": f"{i} is said"} for i in range(100)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 @pytest.fixture
-def small(tiny_arguments, picture_folder, cifar_folder, monkeypatch) -> Callable[[str], list[str]]:
+def small(tiny_arguments, picture_folder, cifar_folder, pair_file, monkeypatch) -> Callable[[str], list[str]]:
     """The arguments that make a config small; a config whose data needs a package that isn't there is skipped."""
 
     def arguments(config: str) -> list[str]:
         chosen: list[object] = ["--config", CONFIGS / config, "--trainer.enable_progress_bar", "false"]
         chosen += ["--trainer.enable_model_summary", "false"]
         if config.startswith("lm/"):
-            chosen += tiny_arguments
+            chosen += _small_language(config, tiny_arguments, pair_file)
         elif config.startswith("vit/"):
             chosen += _small_pictures(config, picture_folder, cifar_folder, monkeypatch)
         elif (edges := (CONFIGS / config).with_name(f"{Path(config).stem}_edges.csv")).is_file():
@@ -61,6 +72,18 @@ def small(tiny_arguments, picture_folder, cifar_folder, monkeypatch) -> Callable
         return list(map(str, chosen))
 
     return arguments
+
+
+def _small_language(config, tiny_arguments, pair_file) -> list[object]:
+    kind = yaml.safe_load((CONFIGS / config).read_text())["data"]["class_path"]
+    if kind.endswith("TextDataModule"):
+        return tiny_arguments
+    model = [part for name, value in TINY_MODEL.items() for part in (f"--model.{name}", value)]
+    if kind.endswith("TextPairDataModule"):
+        data = ["--data.path", pair_file, "--data.vocab_size", 300, "--data.window", 32]
+    else:
+        data = ["--data.n_train", 60, "--data.n_val", 20, "--data.n_test", 20]
+    return [*model, *data, "--data.batch_size", 4]
 
 
 def _small_pictures(config, picture_folder, cifar_folder, monkeypatch) -> list[object]:

@@ -14,19 +14,30 @@ import pytest
 import yaml
 
 import datamodules
-from datamodules import GraphTableDataModule, ImageDataModule, TextDataModule
+from datamodules import (
+    GraphTableDataModule,
+    ImageDataModule,
+    SequenceDataModule,
+    TextDataModule,
+    TextPairDataModule,
+)
 from datamodules.sources import (
     CORPORA,
+    PAIRS,
     PICTURES,
+    SEQUENCES,
     TABLES,
     CorpusData,
     CorpusSource,
+    PairData,
     PictureData,
     PictureSource,
     TableData,
     TableSource,
     list_corpora,
+    list_pairs,
     list_pictures,
+    list_sequences,
     list_tables,
     make_source,
     register_corpus,
@@ -36,10 +47,23 @@ from datamodules.sources import (
 from zoo.checkpoint.identity import read_checkpoint, read_claim
 from zoo.errors import ZooError
 
-REGISTERS = {"corpus": CORPORA, "pictures": PICTURES, "table": TABLES}
-MODULES = {"corpus": TextDataModule, "pictures": ImageDataModule, "table": GraphTableDataModule}
+REGISTERS = {"corpus": CORPORA, "pairs": PAIRS, "sequences": SEQUENCES, "pictures": PICTURES, "table": TABLES}
+MODULES = {
+    "corpus": TextDataModule,
+    "pairs": TextPairDataModule,
+    "sequences": SequenceDataModule,
+    "pictures": ImageDataModule,
+    "table": GraphTableDataModule,
+}
+OPTIONS = {
+    "corpus": {"tokenizer": "byte", "window": 16},
+    "pairs": {"tokenizer": "byte", "window": 256},
+    "sequences": {"n_train": 20, "n_val": 5, "n_test": 5},
+}
 ALL = [
     *(("corpus", name) for name in list_corpora()),
+    *(("pairs", name) for name in list_pairs()),
+    *(("sequences", name) for name in list_sequences()),
     *(("pictures", name) for name in list_pictures()),
     *(("table", name) for name in list_tables()),
 ]
@@ -145,8 +169,7 @@ def test_its_data_module_makes_batches_of_it(kind, name, shared_cache):
         with pytest.raises(ZooError, match=r"data\.(label|edges): got none"):
             GraphTableDataModule(source=name).setup("fit")
         return
-    options = {"tokenizer": "byte", "window": 16} if kind == "corpus" else {}
-    data = MODULES[kind](source=name, batch_size=2, **options)
+    data = MODULES[kind](source=name, batch_size=2, **OPTIONS.get(kind, {}))
     data.prepare_data()
     data.setup("fit")
     assert data.identity()["source"]["name"]
@@ -206,6 +229,9 @@ PIXELS = np.zeros((4, 2, 2), dtype=np.uint8)
     [
         (lambda: CorpusData({}), "at least one"),
         (lambda: CorpusData({"a": 1}), "document 'a' is a int"),
+        (lambda: PairData([]), "at least one"),
+        (lambda: PairData([("a", "")]), "pair 0 is .*, and must be two texts"),
+        (lambda: PairData([("a", 1)]), "pair 0 is .*, and must be two texts"),
         (lambda: PictureData(PIXELS, [0, 1, 0], ["a", "b"]), "not a label for each picture: 3 for 4"),
         (lambda: PictureData(PIXELS, [0, 1, 0, 2], ["a", "b"]), "labels of no class"),
         (lambda: PictureData(PIXELS, ["a", "b", "a", "b"], ["a", "b"]), "labels of no class"),

@@ -43,7 +43,8 @@ class _PerSecond(pl.Callback, ABC):
 class TokensPerSecond(_PerSecond):
     """Log training throughput in tokens a second, over all processes, without loading and validation.
 
-    A batch (rows, columns) counts as rows x (columns - 1) tokens: the last column is a target only.
+    A batch (rows, columns) counts as rows x (columns - 1) tokens: the last column is a target only. Of a dict all
+    ``inputs`` count, those too whose targets don't, and padding.
 
     Args:
         steps: over how many of the last steps to average.
@@ -51,8 +52,8 @@ class TokensPerSecond(_PerSecond):
 
     figure = "tokens_per_second"
 
-    def count(self, batch: Tensor) -> int:
-        return batch.shape[0] * (batch.shape[1] - 1)
+    def count(self, batch: Tensor | Mapping[str, Tensor]) -> int:
+        return batch[:, 1:].numel() if isinstance(batch, Tensor) else batch["inputs"].numel()
 
 
 class PicturesPerSecond(_PerSecond):

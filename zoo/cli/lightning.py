@@ -153,8 +153,8 @@ class ZooCLI(LightningCLI):
         if isinstance(given, list):
             _help_on_attention(given)
         if isinstance(given, list) and any(".help" in str(argument) for argument in given):
-            for family in families():
-                family.data.name_sources()
+            for kind in (kind for family in families() for kind in family.datas):
+                kind.name_sources()
         if isinstance(given, list) and given and not given[0].startswith("-"):
             path = _option(given, "--ckpt_path")
             if path and path not in _KEYWORDS:

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, TypeAlias, Unpack, cast
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.export import Dim
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities import dim_zero_cat
 
 from zoo.attention.base import Attention
 from zoo.attention.damcha import DamchaAttention
@@ -27,7 +28,7 @@ from zoo.tasks.pretrained import Pretrained
 from zoo.tasks.scores import Ratio, ScoredTask, full_precision
 from zoo.tasks.settings import defaults_of, plain
 from zoo.tasks.start import StartOptions
-from zoo.tokenizer import Tokenizer, tokenizer_from_identity
+from zoo.tokenizer import NO_TARGET, TextTokenizer, Tokenizer, tokenizer_from_identity
 
 
 class CrossEntropy(Ratio):
@@ -64,10 +65,78 @@ class BitsPerByte(Ratio):
         return super().compute() / math.log(2)
 
 
-def metrics_for(prefix: str) -> MetricCollection:
-    """The figures of text."""
-    metrics: dict[str, Any] = {"loss": CrossEntropy(), "perplexity": Perplexity(), "bits_per_byte": BitsPerByte()}
+class TokenAccuracy(Ratio):
+    """The share of the targets that are the likeliest token."""
+
+    higher_is_better = True
+
+    def update(self, hits: Tensor, n_tokens: Tensor) -> None:
+        """Add the number of targets that were the likeliest token, and the number of all."""
+        super().update(hits, n_tokens)
+
+
+class ExactMatch(Ratio):
+    """The share of the rows whose targets were all right."""
+
+    higher_is_better = True
+
+    def update(self, whole: Tensor, n_rows: Tensor) -> None:
+        """Add the number of rows that were right as a whole, and the number of all."""
+        super().update(whole, n_rows)
+
+
+class RowQuantile(Metric):
+    """A quantile of the rows' negative log-likelihoods, in nats; between two rows by the straight line through them.
+
+    Args:
+        q: which, from 0 to 1.
+    """
+
+    full_state_update = False
+    higher_is_better = False
+    rows: list[Tensor]
+
+    def __init__(self, q: float) -> None:
+        super().__init__()
+        self.q = q
+        self.add_state("rows", [], dist_reduce_fx="cat")
+
+    def update(self, row_nats: Tensor) -> None:
+        """Add rows (B,)."""
+        self.rows.append(row_nats.detach())
+
+    def compute(self) -> Tensor:
+        return dim_zero_cat(self.rows).cpu().double().quantile(self.q).float().to(self.device)
+
+
+class RowMean(Ratio):
+    """The mean of the rows' negative log-likelihoods, in nats."""
+
+    higher_is_better = False
+
+    def update(self, row_nats: Tensor, n_rows: Tensor) -> None:
+        """Add rows (B,), and their number."""
+        super().update(row_nats.sum(), n_rows)
+
+
+def metrics_for(prefix: str, of_text: bool = True) -> MetricCollection:
+    """The figures of tokens; tokens that aren't text have no bytes."""
+    metrics: dict[str, Any] = {"loss": CrossEntropy()}
+    if of_text:
+        metrics |= {"perplexity": Perplexity(), "bits_per_byte": BitsPerByte()}
     return MetricCollection(metrics, prefix=prefix, compute_groups=False)
+
+
+def answer_metrics_for(prefix: str, of_pairs: bool = False) -> MetricCollection:
+    """The figures of rows of which some targets count; of pairs of texts also the likelihoods of whole targets."""
+    metrics: dict[str, Any] = {"accuracy": TokenAccuracy(), "exact_match": ExactMatch()}
+    if of_pairs:
+        quartiles = {"nll_q1": 0.25, "nll_median": 0.5, "nll_q3": 0.75}
+        metrics |= {"nll": RowMean()} | {name: RowQuantile(q) for name, q in quartiles.items()}
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
+
+
+Batch: TypeAlias = Tensor | Mapping[str, Any]
 
 
 _STACK = ("d_model", "n_heads", "d_ff", "n_layers", "norm_first", "positions", "max_len", "tie_embeddings")
@@ -79,9 +148,20 @@ _METHOD = (*SWITCHES, *(name for name in OPTIONS if name != "kl_weight"))
 
 
 class LanguageModelTask(ScoredTask):
-    """Train a causal language model with any attention of the zoo; DAMCHA if nothing is said.
+    r"""Train a causal language model with any attention of the zoo; DAMCHA if nothing is said.
 
-    Logs ``train/loss``, and for the held-out splits ``loss``, ``perplexity`` and ``bits_per_byte``.
+    A batch is token numbers (B, T + 1), all but the last of which are inputs and all but the first targets; or, where
+    only some targets count, a dict with ``inputs`` (B, T), ``targets`` (B, T), -100 where none counts, and where rows
+    are padded ``padding_mask`` (B, T), true at real tokens. The loss is the mean over the targets that count:
+
+    .. math:: L = -\frac{1}{|C|} \sum_{(b, t) \in C} \log p(y_{b,t} \mid x_{b,1..t})
+
+    Logs ``train/loss``, and for the held-out splits ``loss`` and, of text, ``perplexity`` and ``bits_per_byte``. Where
+    only some targets count also ``accuracy`` (of tokens) and ``exact_match``: the share of the rows whose counted
+    targets are all the likeliest token, given the right ones before, which is the share whose whole answer comes out
+    of greedy generation. Of pairs of texts the test adds ``nll``, the mean negative log-likelihood of a whole target in
+    nats, its quartiles ``nll_q1``, ``nll_median`` and ``nll_q3``, and ``generated_match``, the share of right answers
+    among those that were generated, token by token.
 
     Args:
         d_model: model width D.
@@ -146,8 +226,8 @@ class LanguageModelTask(ScoredTask):
         *("max_new_tokens", "temperature", "top_k", "top_p", "stop", "sample_seed"),
     )
     mismatch_advice = (
-        "To use this text with the checkpoint's vocabulary, set data.tokenizer to the checkpoint file; to train on it "
-        "anew, leave --ckpt_path out"
+        "To use this text with the checkpoint's vocabulary, set data.tokenizer to the checkpoint file (for sequences, "
+        "data.source and its options as it has them); to train on it anew, leave --ckpt_path out"
     )
     pretrained_advice = (
         "To use its vocabulary, set data.tokenizer to it as well; to carry its weights over to this one, token by "
@@ -256,7 +336,12 @@ class LanguageModelTask(ScoredTask):
         self.network = self._make_network(self.tokenizer.vocab_size)
         sizes = torch.tensor([len(piece) for piece in self.tokenizer.token_bytes])
         self.register_buffer("bytes_of_token", sizes, persistent=False)
-        self.scores = torch.nn.ModuleDict({split: metrics_for(f"{split}/") for split in ("val", "test")})
+        self.of_text = isinstance(self.tokenizer, TextTokenizer)
+        self.scores = torch.nn.ModuleDict({split: metrics_for(f"{split}/", self.of_text) for split in ("val", "test")})
+        self.answer_scores = torch.nn.ModuleDict(
+            {split: answer_metrics_for(f"{split}/", self.of_text and split == "test") for split in ("val", "test")}
+        )
+        self.generated_scores = MetricCollection({"generated_match": ExactMatch()}, prefix="test/")
 
     def example_inputs(self) -> ExampleInputs:
         random, longest = torch.Generator().manual_seed(0), self.network.max_len
@@ -306,32 +391,104 @@ class LanguageModelTask(ScoredTask):
 
     # ------------------------------------------------------------------ steps
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        logits = full_precision(self(batch[:, :-1]))
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        inputs, targets, padding_mask = _parts(batch)
+        logits = full_precision(self(inputs, padding_mask))
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET)
         self.log("train/loss", loss, prog_bar=True)
         return self.with_auxiliary(loss, self.network.decoder.auxiliary_losses())
 
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, "val")
 
-    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, "test")
+        if isinstance(batch, Mapping) and "generate" in batch:
+            self._generate_answers(batch)
 
-    def _evaluate(self, batch: Tensor, split: str) -> None:
-        logits, targets = full_precision(self(batch[:, :-1])), batch[:, 1:]
-        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").sum()
-        n_bytes = self.bytes_of_token[targets].sum()
-        n_tokens = torch.ones_like(targets).sum()
-        self.score(split, shown="bits_per_byte", nats=nats, n_tokens=n_tokens, n_bytes=n_bytes)
+    def _evaluate(self, batch: Batch, split: str) -> None:
+        inputs, targets, padding_mask = _parts(batch)
+        logits = full_precision(self(inputs, padding_mask))
+        nats = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_TARGET)
+        counted = targets != NO_TARGET
+        n_tokens = counted.sum()
+        n_bytes = (self.bytes_of_token[targets.clamp(min=0)] * counted).sum()
+        self.score(
+            split,
+            shown="bits_per_byte" if self.of_text else "loss",
+            nats=nats.sum(),
+            n_tokens=n_tokens,
+            n_bytes=n_bytes,
+        )
+        if isinstance(batch, Mapping):
+            hits = (logits.argmax(dim=-1) == targets) & counted
+            self.update_and_log(
+                cast(MetricCollection, self.answer_scores[split]),
+                f"{split}/accuracy",
+                hits=hits.sum(),
+                n_tokens=n_tokens,
+                whole=(hits == counted).all(dim=1).sum(),
+                n_rows=torch.ones_like(targets[:, 0]).sum(),
+                row_nats=nats.view_as(targets).sum(dim=1),
+            )
 
-    def predict_step(self, batch: Sequence[str], batch_idx: int) -> list[dict[str, str]]:
-        """A continuation for each prompt."""
+    def _generate_answers(self, batch: Mapping[str, Tensor]) -> None:
+        """Score the answers that greedy generation gives to some of a batch's rows, those that ``generate`` says."""
+        rows = batch["generate"].nonzero().flatten().tolist()
+        counted = batch["targets"] != NO_TARGET
+        answers = [batch["targets"][i][counted[i]].tolist() for i in rows]
+        prompts = [batch["inputs"][i, : int(counted[i].int().argmax()) + 1].tolist() for i in rows]
+        found = self._greedy(prompts, max(map(len, answers))) if rows else []
+        whole = sum(a == b for a, b in zip(found, answers, strict=True))
+        counts = {"whole": torch.tensor(whole), "n_rows": torch.tensor(len(rows))}
+        self.update_and_log(self.generated_scores, "", **{name: n.to(self.device) for name, n in counts.items()})
+
+    def _greedy(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """The likeliest next tokens of prompts, up to the end of a text, that with it.
+
+        Prompts of other lengths than the longest may have no room for as many tokens with learned positions.
+        """
+        longest = max(map(len, prompts))
+        if self.network.positions == "learned" and longest + max_new_tokens > self.network.max_len:
+            if len(prompts) > 1:  # one at a time there is room for each
+                return [self._greedy([prompt], max_new_tokens)[0] for prompt in prompts]
+            max_new_tokens = max(0, self.network.max_len - longest)
+        stop = [] if self.tokenizer.end is None else [[self.tokenizer.end]]
+        return self.network.generate(prompts, max_new_tokens, temperature=0, stop=stop)
+
+    def predict_step(self, batch: Sequence[str] | Mapping[str, Any], batch_idx: int) -> list[dict[str, Any]]:
+        """A continuation for each prompt; the greedy one for each source; the likeliest answers in each sequence."""
+        if isinstance(batch, Mapping):
+            return self._predict_targets(batch) if "prompts" in batch else self._predict_answers(batch)
         continuations = self.generate(batch, seed=self.settings["sample_seed"] + batch_idx)
         return [
             {"prompt": prompt, "continuation": continuation}
             for prompt, continuation in zip(batch, continuations, strict=True)
         ]
+
+    def _predict_targets(self, batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What greedy generation makes of sources, beside the targets where they are known."""
+        found = self._greedy(batch["prompts"], self.settings["max_new_tokens"])
+        rows = []
+        for i, (source, numbers) in enumerate(zip(batch["source"], found, strict=True)):
+            ended = numbers[-1:] == [self.tokenizer.end]
+            row = {"source": source, "output": self.tokenizer.decode(numbers)}
+            if "target" in batch:
+                target = batch["target"][i]
+                row |= {"target": target, "exact_match": ended and row["output"] == target}
+            rows.append(row)
+        return rows
+
+    def _predict_answers(self, batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """The likeliest tokens at the places that count, beside the right ones."""
+        inputs, targets, padding_mask = _parts(batch)
+        likeliest, counted = self(inputs, padding_mask).argmax(dim=-1), targets != NO_TARGET
+        rows = []
+        for i in range(len(inputs)):
+            texts = (inputs[i], targets[i][counted[i]], likeliest[i][counted[i]])
+            sequence, answer, output = (self.tokenizer.decode(numbers.tolist()).strip() for numbers in texts)
+            rows.append({"sequence": sequence, "answer": answer, "output": output, "exact_match": answer == output})
+        return rows
 
     # ------------------------------------------------------------------ text
 
@@ -341,7 +498,12 @@ class LanguageModelTask(ScoredTask):
             prompt.encode()
         except UnicodeEncodeError:
             raise ZooError(f"prompt: got {prompt!r}, which holds bytes that are no UTF-8; convert it") from None
-        return self.tokenizer.encode(prompt) or [self.tokenizer.end]
+        numbers = self.tokenizer.encode(prompt)
+        if not numbers and self.tokenizer.end is None:
+            raise ZooError(
+                f"prompt: got an empty one, but this model reads symbols; give some, such as {self.tokenizer.tokens[0]}"
+            )
+        return numbers or [cast(int, self.tokenizer.end)]
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
         """Continue texts, all at once.
@@ -378,7 +540,8 @@ class LanguageModelTask(ScoredTask):
             raise ZooError(f"stop: got {stops!r}; give a list of texts, none of them empty")
         rows = [_Row(self.tokenizer, stops) for _ in prompts]
         encoded = [self.encode_prompt(prompt) for prompt in prompts]
-        for step in self.network.stream(encoded, stop=[[self.tokenizer.end]], **chosen):
+        ends = [] if self.tokenizer.end is None else [[self.tokenizer.end]]
+        for step in self.network.stream(encoded, stop=ends, **chosen):
             for i, (row, token) in enumerate(zip(rows, step, strict=True)):
                 if token is not None and (piece := row.push(token)):
                     yield i, piece
@@ -387,6 +550,13 @@ class LanguageModelTask(ScoredTask):
         for i, row in enumerate(rows):
             if piece := row.finish():
                 yield i, piece
+
+
+def _parts(batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs (B, T), targets (B, T), and which inputs are real (B, T); None where all are."""
+    if isinstance(batch, Tensor):
+        return batch[:, :-1], batch[:, 1:], None
+    return batch["inputs"], batch["targets"], batch.get("padding_mask")
 
 
 class _Row:

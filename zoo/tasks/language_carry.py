@@ -15,7 +15,8 @@ def adapt_text(
     """A state dict for ``network`` from the weights of a language model with another vocabulary.
 
     Rows of embedding and head go by the text of their token. A token that is new starts as the mean of the tokens that
-    its text had there. Learned positions go by their number. What has another shape stays as ``network`` has it.
+    its text had there, or afresh where it had none. Learned positions go by their number. What has another shape stays
+    as ``network`` has it.
 
     Args:
         network: the model to fill; it isn't changed.
@@ -39,17 +40,14 @@ def adapt_text(
         source["head.weight"] = source["embedding.weight"]
     filled, transfers = carry(own, source, axes)
     known = set(there)
-    pieces = {
-        i: saved_tokenizer.encode_bytes(text)
-        for i, text in enumerate(tokenizer.token_bytes)
-        if text and text not in known
-    }
+    new = {i: text for i, text in enumerate(tokenizer.token_bytes) if text and text not in known}
+    pieces = {i: numbers for i, text in new.items() if (numbers := saved_tokenizer.encode_bytes(text))}
     for transfer in transfers:
         if transfer.tensor in _VOCABULARY and transfer.outcome == "moved" and pieces:
             theirs = source[transfer.tensor]
             for i, numbers in pieces.items():
                 filled[transfer.tensor][i] = theirs[numbers].mean(dim=0)
-            n = len(here) - len(pieces)
+            n = len(here) - len(new)
             transfer.note = f"{n} of {len(here)} tokens by their text, {len(pieces)} as the mean of its tokens there"
         if apart and transfer.tensor == "head.weight":
             transfer.outcome, transfer.note = "dropped", "tied to the embedding here"

@@ -349,10 +349,19 @@ class ScoredTask(ZooTask):
             shown: the figure in the progress bar.
             rows: what the metrics' ``update`` take, by name.
         """
-        scores = cast(MetricCollection, self.scores[split])
+        self.update_and_log(cast(MetricCollection, self.scores[split]), f"{split}/{shown}", **rows)
+
+    def update_and_log(self, scores: MetricCollection, shown: str, **rows: Tensor) -> None:
+        """Update metrics with a batch, each with those of the arguments it takes, and log them.
+
+        Args:
+            scores: the metrics.
+            shown: the full name of the figure in the progress bar.
+            rows: what the metrics' ``update`` take, by name.
+        """
         scores.update(**rows)
         for name, metric in scores.items(keep_base=False, copy_state=False):
-            self.log(name, metric, prog_bar=name == f"{split}/{shown}")
+            self.log(name, metric, prog_bar=name == shown)
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
