@@ -116,9 +116,9 @@ def training_step(task: ZooTask, data: pl.LightningDataModule, device: str) -> t
 
 
 def writing_step(task: ZooTask) -> Step | None:
-    """Writing a text of ``NEW_TOKENS`` tokens; None for what writes none."""
+    """Writing a text of ``NEW_TOKENS`` tokens; None for what writes none, or reads symbols that are no text."""
     generate = getattr(task, "generate", None)
-    if generate is None:
+    if generate is None or not getattr(task, "of_text", True):
         return None
 
     def step() -> None:
@@ -135,6 +135,8 @@ def size_of(batch: Any) -> tuple[int, str]:
         return len(batch["image"]), "pictures"
     tensors = [batch] if isinstance(batch, Tensor) else list(batch.values() if isinstance(batch, Mapping) else batch)
     first = next((tensor for tensor in tensors if isinstance(tensor, Tensor)), None)
+    if isinstance(batch, Mapping) and "targets" in batch:
+        return batch["targets"].numel(), "tokens"
     if first is None:
         return 0, "rows"
     if first.ndim == 2 and not first.is_floating_point():
