@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import zoo.callbacks.pictures as drawing
 from datamodules import ImageDataModule, TextDataModule
 from zoo.callbacks import MetricPictures, Mistakes, PicturesPerSecond
 from zoo.callbacks.mistakes import confusion_figure, mistakes_figure
@@ -254,36 +255,39 @@ def test_mistakes_of_another_task_are_refused_by_name(corpus, shared_cache):
 
 
 @pytest.mark.parametrize(
-    ("options", "layers"),
+    ("options", "shown"),
     [
-        ({"share_mlp": False}, {"layer_0", "layer_1"}),
-        ({}, {"layer_0"}),
-        ({"use_layer_bias": True}, {"layer_0", "layer_1"}),
-        ({"use_M": False}, set()),
+        ({"share_mlp": False}, {"maps", "M", "head_metrics"}),
+        ({}, {"maps", "M", "head_metrics"}),
+        ({"use_layer_bias": True}, {"maps", "M", "head_metrics"}),
+        ({"use_M": False}, {"maps"}),
     ],
 )
-def test_each_metric_that_differs_is_a_picture(options, layers, tmp_path):
+def test_maps_and_whatever_an_attention_shows_are_pictures(options, shown, tmp_path):
     _, _, trainer = run(tmp_path, [MetricPictures()], options)
     events = events_of(trainer.logger)
-    assert set(events.Tags()["images"]) == {f"metric/{name}" for name in layers}
-    for name in layers:
-        found = events.Images(f"metric/{name}")
-        assert [(image.step, image.width, image.height) for image in found] == [(2, 24, 24), (4, 24, 24)]
+    assert set(events.Tags()["images"]) == {f"attention/{name}" for name in shown}
+    for name in shown:
+        assert [image.step for image in events.Images(f"attention/{name}")] == [2, 4]
 
 
 def test_metrics_shown_are_of_the_averaged_weights_that_were_validated(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        "zoo.callbacks.pictures.signed_picture", lambda M: drawn.append(M.clone()) or torch.zeros(3, 1, 1)
-    )
+    drawn, look = [], drawing.look
+
+    def watched(*args, **kwargs):
+        looks = look(*args, **kwargs)
+        drawn.append(looks[0].shown["M"].values.clone())
+        return looks
+
+    monkeypatch.setattr(drawing, "look", watched)
     average = EMAWeightAveraging(decay=0.5)
     task, _, _ = run(tmp_path, [average, MetricPictures()], {"use_mlp": False, "depth": 1}, lr=1e-2)
     assert torch.equal(drawn[-1], task.network.blocks[0].attn.M0), "at the end the task has the average"
     assert not torch.equal(drawn[0], drawn[-1])
 
 
-def test_metrics_of_a_model_without_are_refused_by_name(tmp_path):
-    message = r"^MetricPictures: got ImageClassificationTask around ResNet; .* damcha_vit_\* only"
+def test_pictures_of_a_model_without_attention_are_refused_by_name(tmp_path):
+    message = "^MetricPictures: got ImageClassificationTask around ResNet, which has no attention to draw"
     with pytest.raises(ZooError, match=message):
         run(tmp_path, [MetricPictures()], name="test_resnet")
 

@@ -6,6 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,7 @@ def measure(
         "unit": unit,
         "load": load,
         "machine": f"{torch.cuda.get_device_name() if device == 'cuda' else processor()}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}",
+        f"{torch.get_num_threads()} threads, torch {version('torch')}",
     }
     their_write = writing_step(reference)
     if write is not None and their_write is not None:
