@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import platform
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -15,7 +14,8 @@ from typing import Any
 
 import torch
 
-Step = Callable[[], Any]
+from zoo.study.measuring import Step, interleaved, peak_of, processor
+
 Build = Callable[[str], Step]  # from a device to what is measured
 
 
@@ -71,39 +71,13 @@ def machine(device: str) -> dict[str, Any]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "not installed"
-    cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else cpu,
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
         "threads": torch.get_num_threads(),
         "dtype": "float32",
         "python": platform.python_version(),
         "versions": found,
     }
-
-
-def finish(device: str) -> None:
-    """Wait until the device has done what it was given."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def interleaved(steps: Mapping[str, Step], rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds of every step in every round, after one to warm up."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 1):
-        for name, step in steps.items():
-            finish(device)
-            start = time.perf_counter()
-            own = step()  # a step that has parts not to be counted says itself how long the rest took
-            finish(device)
-            if number:
-                seconds[name].append(own if isinstance(own, float) else time.perf_counter() - start)
-    return seconds
 
 
 def run_case(case: Case, rounds: int, device: str) -> list[Result]:
@@ -181,21 +155,7 @@ def _measure_peak(case: str, name: str, device: str, threads: int, send: Any) ->
     step = {**CASES, **CASES_OF_CURVES}[case].builds[name](device)
     if device == "cuda":
         step()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        send.send(torch.cuda.max_memory_allocated() - before)
-        return
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
-    before = _status("VmRSS")
-    step()
-    send.send(_status("VmHWM") - before)
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) * 1024
+    send.send(peak_of(step, device))
 
 
 # ---------------------------------------------------------------------- output

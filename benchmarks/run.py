@@ -19,7 +19,7 @@ import zoo  # noqa: F401, I001  (before PyTorch: it settles how threads wait)
 import matplotlib
 import torch
 from cases import CASES, growth
-from measure import machine, peak_memory, run_case, save, table, interleaved
+from measure import interleaved, machine, peak_memory, run_case, save, table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

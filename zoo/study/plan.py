@@ -3,11 +3,10 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from zoo.errors import ZooError
 from zoo.study.description import AGAIN, Arm, Match, Study
 
 NEAR = 0.02
@@ -351,27 +350,11 @@ START_SECONDS = 15.0
 """What a run takes beside its steps, until some have shown it: imports, data, the test."""
 
 
-def values(plan: Plan, runs: Sequence[Run]) -> list[float]:
-    """The figures of finished runs.
-
-    Raises:
-        ZooError: if one isn't finished.
-    """
-    found = []
-    for run in runs:
-        outcome = plan.outcomes.get(run.key)
-        if outcome is None:
-            raise ZooError(f"study: run {run.key} of {run.arm} is not finished; run the study first")
-        found.append(outcome.value)
-    return found
-
-
-def arm_key(study: Study, arm: Arm, threads: int | None) -> str:
-    """What an arm's measure depends on: its config and settings, the reference's, and the threads."""
-    of_both = [
-        [study.configs[study.config_of(one)], {**study.settings, **one.settings}] for one in (arm, study.reference)
-    ]
-    text = json.dumps([*of_both, threads, study.protocol.size_setting], sort_keys=True, separators=(",", ":"))
+def arm_key(study: Study, arm: Arm) -> str:
+    """What an arm's size and measure depend on, beside the threads: its config and settings, and the reference's."""
+    both = (arm, study.reference)
+    of_both = [[study.configs[study.config_of(one)], {**study.settings, **one.settings}] for one in both]
+    text = json.dumps([*of_both, study.protocol.size_setting], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

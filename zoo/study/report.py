@@ -138,7 +138,7 @@ def cost_table(plan: Plan) -> pd.DataFrame:
                 "GFLOP a step": "" if m.operations is None else f"{m.operations / 1e9:.3g}",
                 "operations": _times(m.operations, reference.operations),
                 "step time": f"{m.ratio:.2f} x ({m.low:.2f} to {m.high:.2f})",
-                f"{m.unit} a second": f"{1 / m.ratio:.2f} x",
+                f"{m.unit} a second": f"{m.items / max(reference.items, 1) / m.ratio:.2f} x",
                 "training memory": _times(m.memory, reference.memory),
                 "generation time": "" if m.generation_ratio is None else f"{m.generation_ratio:.2f} x",
                 "generation memory": _times(m.generation_memory, reference.generation_memory),
@@ -340,18 +340,17 @@ def draw(plan: Plan, folder: Path) -> list[Path]:
     """Intervals of every comparison, tuning curves, and quality beside cost."""
     p, paths = plan.study.protocol, []
     for match in p.matched:
-        rows = [row for row in compared(plan, match) if row.difference and math.isfinite(row.difference.mean)]
+        rows = [(row.arm, row.difference) for row in reversed(compared(plan, match)) if row.difference is not None]
+        rows = [(arm, d) for arm, d in rows if math.isfinite(d.mean)]
         if rows:
             figure, axes = plt.subplots(figsize=(7, 1 + 0.4 * len(rows)), constrained_layout=True)
-            for y, row in enumerate(reversed(rows)):
-                d = row.difference
-                assert d is not None
+            for y, (_, d) in enumerate(rows):
                 colour = COLOURS.get(d.verdict, "tab:gray")
                 low, high = (v if math.isfinite(v) else math.copysign(10 * abs(d.mean), v) for v in (d.low, d.high))
                 axes.plot([low, high], [y, y], color=colour)
                 axes.plot(d.mean, y, "o", color=colour)
             axes.axvline(0, color="black", linewidth=0.8)
-            axes.set_yticks(range(len(rows)), [row.arm for row in reversed(rows)])
+            axes.set_yticks(range(len(rows)), [arm for arm, _ in rows])
             axes.set(
                 xlabel=f"{p.figure}, difference from {p.reference} ({p.level:.0%}); {p.better} is better",
                 title=TITLES[match],

@@ -65,7 +65,7 @@ class Runner:
         for arm in self.study.arms.values():
             if arm.command is not None:
                 continue
-            key = arm_key(self.study, arm, self.threads)
+            key = f"{arm_key(self.study, arm)}@{self.threads}"
             if key not in known:
                 self.tell(f"measuring {arm.name}")
                 asked = {"do": "measure", "arm": arm.name, "fit": fit_arguments(self.study, arm)}
@@ -87,24 +87,24 @@ class Runner:
         """What is in the storage of them, whatever the number of threads."""
         known, found = self.storage.measures(), {}
         for arm in self.study.arms.values():
-            keys = [arm_key(self.study, arm, threads) for threads in (self.threads, None, *range(1, 257))]
-            there = next((known[key] for key in keys if key in known), None)
-            if there is not None:
-                found[arm.name] = there
-        if self.study.protocol.reference not in found or "parameters" not in self.study.protocol.matched:
-            return found
-        target = Plan(self.study, found, {}).target()
-        for arm in self.study.arms.values():
-            sized = known.get(f"{arm_key(self.study, arm, None)}:{target}")
-            if sized is not None and arm.name in found:
-                found[arm.name] = replace(found[arm.name], sizes=sized.sizes, sized=sized.sized)
+            prefix = f"{arm_key(self.study, arm)}@"
+            for key in (f"{prefix}{self.threads}", *(key for key in known if key.startswith(prefix))):
+                if key in known:
+                    found[arm.name] = known[key]
+                    break
+        if self.study.protocol.reference in found and "parameters" in self.study.protocol.matched:
+            target = Plan(self.study, found, {}).target()
+            for arm in self.study.arms.values():
+                sized = known.get(f"{arm_key(self.study, arm)}:{target}")
+                if sized is not None and arm.name in found:
+                    found[arm.name] = replace(found[arm.name], sizes=sized.sizes, sized=sized.sized)
         return found
 
     def _sized(self, arm: Arm, measure: Measure, target: int, keep: bool) -> Measure:
         """A measure that knows the size that makes an arm as large as the target."""
         if abs(measure.parameters - target) <= 0.01 * target:
             return measure
-        key = f"{arm_key(self.study, arm, None)}:{target}"
+        key = f"{arm_key(self.study, arm)}:{target}"
         known = self.storage.measures()
         if key not in known:
             self.tell(f"sizing {arm.name} to {target:,} parameters")
