@@ -19,7 +19,7 @@ from zoo.study.running import Runner
 ROOT = Path(__file__).parents[2]
 # A figure that depends on rate and seed alone, told to a file of all executions.
 PROGRAM = """
-import json, math, sys, time
+import json, math, sys, time, zlib
 name, lr, seed, steps, effect, seconds, ran = sys.argv[1:]
 with open(ran, "a") as file:
     file.write(f"{name} {lr} {seed} {steps}\\n")
@@ -29,7 +29,7 @@ if effect == "diverge" and float(lr) > 1.5:
     sys.exit()
 if effect == "break":
     sys.exit("out of luck")
-noise = (int(seed) * 7919 % 13) / 1300
+noise = zlib.crc32(seed.encode()) / 2**32 / 100 + zlib.crc32((name + seed).encode()) / 2**32 / 300
 loss = 1 + abs(math.log(float(lr) / 2)) + noise + (0 if effect == "diverge" else float(effect))
 print("training")
 print(json.dumps({"val/loss": loss, "test/loss": loss}))
