@@ -68,7 +68,7 @@ def _report(plan: Plan, folder: Path, runner: Runner) -> None:
 
 
 def _dry_run(given: Study, runner: Runner) -> None:
-    measures = runner.measures(keep=False)
+    measures = runner.measures()
     plan = Plan(given, measures, runner.storage.outcomes())
     runs = plan.expected()
     for run in runs:

@@ -443,7 +443,11 @@ def _add_study(commands: Any) -> None:
     )
     study.add_argument("study", metavar="STUDY.yaml", help="what to compare; see docs/studies.md")
     study.add_argument("--report", action="store_true", help="write the report of what there is, and run nothing")
-    study.add_argument("--dry-run", action="store_true", help="print every run with its command and time; run nothing")
+    study.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="measure the arms, print every run with its command and time; train nothing",
+    )
     study.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; default: %(default)s")
     study.add_argument("--threads", type=int, metavar="M", help="threads of each run; default: PyTorch's")
     study.add_argument("--out", metavar="FOLDER", help="where runs and report go; default: runs/studies/STUDY")

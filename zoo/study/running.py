@@ -52,11 +52,8 @@ class Runner:
 
     # ------------------------------------------------------------------ measuring
 
-    def measures(self, keep: bool = True) -> dict[str, Measure]:
+    def measures(self) -> dict[str, Measure]:
         """What arms are beside the reference, by name; what isn't known yet is measured, one arm at a time.
-
-        Args:
-            keep: whether it goes into the storage.
 
         Raises:
             ZooError: naming the arm, if its settings are refused.
@@ -70,17 +67,14 @@ class Runner:
                 self.tell(f"measuring {arm.name}")
                 asked = {"do": "measure", "arm": arm.name, "fit": fit_arguments(self.study, arm)}
                 asked["reference"] = fit_arguments(self.study, self.study.reference)
-                made = Measure(**self.ask(asked, self.environment()))
-                if keep:
-                    self.storage.keep_measure(key, made)
-                    made = self.storage.measures()[key]
-                known[key] = made
+                self.storage.keep_measure(key, Measure(**self.ask(asked, self.environment())))
+                known = self.storage.measures()
             found[arm.name] = known[key]
         if "parameters" in self.study.protocol.matched:
             target = Plan(self.study, found, {}).target()
             for arm in self.study.arms.values():
                 if arm.name in found:
-                    found[arm.name] = self._sized(arm, found[arm.name], target, keep)
+                    found[arm.name] = self._sized(arm, found[arm.name], target)
         return found
 
     def measures_known(self) -> dict[str, Measure]:
@@ -100,7 +94,7 @@ class Runner:
                     found[arm.name] = replace(found[arm.name], sizes=sized.sizes, sized=sized.sized)
         return found
 
-    def _sized(self, arm: Arm, measure: Measure, target: int, keep: bool) -> Measure:
+    def _sized(self, arm: Arm, measure: Measure, target: int) -> Measure:
         """A measure that knows the size that makes an arm as large as the target."""
         if abs(measure.parameters - target) <= 0.01 * target:
             return measure
@@ -118,9 +112,9 @@ class Runner:
                 },
                 self.environment(),
             )
-            known[key] = Measure(found["parameters"], {str(target): found["size"]}, {str(target): found["parameters"]})
-            if keep:
-                self.storage.keep_measure(key, known[key])
+            number = found["parameters"]
+            self.storage.keep_measure(key, Measure(number, {str(target): found["size"]}, {str(target): number}))
+            known = self.storage.measures()
         return replace(measure, sizes=known[key].sizes, sized=known[key].sized)
 
     # ------------------------------------------------------------------ running
